@@ -1,0 +1,30 @@
+# `make bench` and `make test` set up everything they need in .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: bench test lint install clean
+
+bench: $(STAMP)
+	$(BIN)/meta500 bench
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n auto --dist loadfile
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("meta500 needs Python 3.11 or newer; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,mpi]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info runs
