@@ -1,0 +1,215 @@
+"""Passes over a model: each takes one and returns another, and mutates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+
+from meta500.errors import UserError
+from meta500.graph.model import Graph, Model, unique
+from meta500.graph.operation import FunctionCall, Operation
+from meta500.graph.types import TensorType, ValueType, dtype_from_onnx, dtype_to_onnx, type_from_proto
+
+# A node with this metadata trains in training steps and infers in inference.
+MODE_KEY, FOLLOW = "meta500.mode", "follow"
+
+
+def infer_types(model: Model, strict: bool = True) -> Model:
+    """The model with the types that ONNX shape inference finds for its values and outputs.
+
+    Raises:
+        UserError: ``strict`` and the types of some node do not fit together; the message names it.
+    """
+    from meta500.graph.writer import model_to_proto
+
+    proto = model_to_proto(model, weights=False)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(
+            proto, check_type=strict, strict_mode=strict, data_prop=True
+        )
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"{model.path or model.name}: types do not fit together: {text}") from None
+    graph = model.graph
+    found = {v.name: type_from_proto(v.type) for v in inferred.graph.value_info}
+    outputs = {v.name: type_from_proto(v.type) for v in inferred.graph.output}
+    values = {**graph.value_types, **found}
+    return model.with_graph(
+        replace(
+            graph,
+            outputs={name: _better(declared, outputs.get(name)) for name, declared in graph.outputs.items()},
+            value_types={k: v for k, v in values.items() if k not in graph.outputs},
+        )
+    )
+
+
+def inline_functions(model: Model) -> Model:
+    """The model with calls of model-local functions replaced by their bodies (onnx's inliner)."""
+    if not any(isinstance(op, FunctionCall) for op in model.graph.walk()):
+        return model
+    from meta500.graph.parser import load
+    from meta500.graph.writer import model_to_proto
+
+    proto = model_to_proto(model, weights=True)
+    kept = {(f.domain, f.name) for f in proto.functions} - {(d, n) for d, n, _ in model.functions}
+    inlined = onnx.inliner.inline_selected_functions(proto, sorted(kept), exclude=True)
+    result = load(inlined)
+    return replace(result, trainable=model.trainable, path=model.path)
+
+
+def training_form(model: Model) -> tuple[Model, dict[str, str]]:
+    """The graph that a training step runs, and which initializers it updates.
+
+    Batch normalisation and dropout nodes whose metadata say that they follow the mode are written for
+    inference; here they train: batch normalisation uses the statistics of the batch and returns the new
+    running ones, dropout drops. Everything else stays as written.
+
+    Returns:
+        The model and ``{running statistic: name of its new value}``.
+
+    Raises:
+        UserError: a node follows the mode but can't train, for example because its running statistics are
+            no initializers.
+    """
+    updates: dict[str, str] = {}
+    operations: list[Operation] = []
+    graph = model.graph
+    taken = graph.values()
+    extra: dict[str, np.ndarray] = {}
+    for op in graph.operations:
+        if op.metadata.get(MODE_KEY) != FOLLOW:
+            operations.append(op)
+        elif op.op_type == "BatchNormalization" and op.since_version >= 14:
+            operations.append(_training_normalization(op, graph, taken, updates))
+        elif op.op_type == "Dropout" and op.since_version >= 12:
+            name = unique("dropout_training_mode", taken)
+            extra[name] = np.array(True)
+            operations.append(op.replace(training_mode=name))
+        else:
+            raise UserError(f"{op.label}: version {op.since_version} cannot follow the training mode")
+    if all(new is old for new, old in zip(operations, graph.operations, strict=True)):
+        return model, {}
+    trained = replace(graph, operations=operations, initializers={**graph.initializers, **extra})
+    return model.with_graph(trained), updates
+
+
+def _training_normalization(
+    op: Operation, graph: Graph, taken: set[str], updates: dict[str, str]
+) -> Operation:
+    results = {}
+    for source, target in (("input_mean", "running_mean"), ("input_var", "running_var")):
+        statistic = getattr(op, source)
+        if statistic not in graph.initializers:
+            raise UserError(f"{op.label}: '{source}' must be an initializer to be updated in training")
+        if statistic in updates:
+            raise UserError(f"{op.label}: its running statistic '{statistic}' is updated by another node")
+        results[target] = unique(f"{statistic}:new", taken)
+        taken.add(results[target])
+        updates[statistic] = results[target]
+    return op.replace(training_mode=1, **results)
+
+
+_PRECISIONS = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
+_DTYPE_ATTRIBUTES = ("dtype", "to", "output_dtype", "stash_type", "output_datatype", "softmax_precision")
+
+
+def with_precision(model: Model, precision: str) -> Model:
+    """The model with every float32, and where it is lower float16 and float64, tensor in ``precision``.
+
+    All floating-point initializers, constants, types, and conversions to a floating type change to
+    ``precision``: the float64 form of a float32 network is its reference.
+
+    Raises:
+        UserError: an unknown precision.
+    """
+    if precision not in _PRECISIONS:
+        raise UserError(f"unknown precision '{precision}'; choose one of: {', '.join(_PRECISIONS)}")
+    target = np.dtype(_PRECISIONS[precision])
+    return model.with_graph(_graph_in(model.graph, target))
+
+
+def _graph_in(graph: Graph, target: np.dtype) -> Graph:
+    return replace(
+        graph,
+        inputs={k: _type_in(v, target) for k, v in graph.inputs.items()},
+        outputs={k: _type_in(v, target) for k, v in graph.outputs.items()},
+        value_types={k: _type_in(v, target) for k, v in graph.value_types.items()},
+        initializers={
+            k: _array_in(v, target) if not _fixed_single(graph, k) else v
+            for k, v in graph.initializers.items()
+        },
+        operations=[_operation_in(op, target) for op in graph.operations],
+    )
+
+
+def _fixed_single(graph: Graph, name: str) -> bool:
+    """Whether every use of an initializer is one that ONNX fixes to float32 (the scales of Resize)."""
+    uses = graph.consumers().get(name, []) if graph.initializers[name].ndim == 1 else []
+    return bool(uses) and all(
+        op.op_type in ("Resize", "Upsample") and position == _scales_position(op) for op, position in uses
+    )
+
+
+def _scales_position(op: Operation) -> int:
+    return [formal.name for formal in op.signature.inputs].index("scales")
+
+
+def _operation_in(op: Operation, target: np.dtype) -> Operation:
+    changes: dict[str, Any] = {}
+    if isinstance(op, FunctionCall):
+        return op
+    for name, value in op.attributes.items():
+        kind = op.attribute_kind(name)
+        if kind == "TENSOR" and isinstance(value, np.ndarray):
+            changed = _array_in(value, target)
+            if changed is not value:
+                changes[name] = changed
+        elif kind == "GRAPH" and isinstance(value, Graph):
+            changes[name] = _graph_in(value, target)
+        elif kind == "INT" and name in _DTYPE_ATTRIBUTES and isinstance(value, int):
+            dtype = dtype_from_onnx(value)
+            if dtype is not None and dtype in (np.float16, np.float32, np.float64):
+                changes[name] = dtype_to_onnx(target)
+    if op.op_type == "Constant":
+        changes.update(_constant_in(op, target))
+    if op.op_type == "ConstantOfShape" and op.attributes.get("value") is None:
+        changes["value"] = np.zeros(1, target)
+    return op.replace(**changes) if changes else op
+
+
+def _constant_in(op: Operation, target: np.dtype) -> Mapping[str, Any]:
+    """``value_float`` and ``value_floats`` are float32 by definition: written as a tensor instead."""
+    for name in ("value_float", "value_floats"):
+        value = op.attributes.get(name)
+        if value is not None and target != np.float32:
+            return {name: None, "value": np.asarray(value, dtype=target)}
+    return {}
+
+
+def _array_in(array: np.ndarray, target: np.dtype) -> np.ndarray:
+    if array.dtype not in (np.float16, np.float32, np.float64) or array.dtype == target:
+        return array
+    changed = array.astype(target)
+    changed.flags.writeable = False
+    return changed
+
+
+def _type_in(value: ValueType | None, target: np.dtype) -> ValueType | None:
+    if isinstance(value, TensorType) and value.dtype in (np.float16, np.float32, np.float64):
+        return replace(value, dtype=target)
+    return value
+
+
+def _better(declared: ValueType | None, inferred: ValueType | None) -> ValueType | None:
+    """The declared type, with what inference knows where it says nothing."""
+    if not isinstance(declared, TensorType) or not isinstance(inferred, TensorType):
+        return declared if declared is not None else inferred
+    if declared.shape is None or inferred.shape is None or len(declared.shape) != len(inferred.shape):
+        return inferred if declared.shape is None else declared
+    shape = tuple(d if d is not None else i for d, i in zip(declared.shape, inferred.shape, strict=True))
+    return replace(declared, shape=shape)
