@@ -1,0 +1,23 @@
+"""Datasets and samplers: what goes into a network, as numpy arrays by input name."""
+
+from meta500.datasets.dataset import Dataset
+from meta500.datasets.registry import load, names, options
+from meta500.datasets.samplers import (
+    BucketSampler,
+    ChoiceSampler,
+    OrderedSampler,
+    Sampler,
+    ShuffleSampler,
+)
+
+__all__ = [
+    "BucketSampler",
+    "ChoiceSampler",
+    "Dataset",
+    "OrderedSampler",
+    "Sampler",
+    "ShuffleSampler",
+    "load",
+    "names",
+    "options",
+]
