@@ -1,0 +1,530 @@
+"""The contract between a network and everything above it, and the registry of backends."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from meta500.errors import UnsupportedOperation, UserError, choose
+
+if TYPE_CHECKING:
+    from meta500.graph import Model, Operation
+    from meta500.graph.types import TensorType
+
+GRADIENT_PREFIX = "grad/"
+NATIVE, HOST, UNSUPPORTED = "native", "host", "unsupported"
+
+
+@dataclass(frozen=True)
+class NodeCoverage:
+    """How a backend runs one node: natively, through a declared host fallback, or not at all."""
+
+    node: str
+    op_type: str
+    domain: str
+    since_version: int
+    how: str
+    reason: str = ""
+
+
+class Network(ABC):
+    """A model that runs on one backend.
+
+    Everything above (optimizers, distribution, measurement) uses only these methods. Arrays go in and come
+    out as numpy; :meth:`native` and :meth:`assign` give the backend's own tensors without a copy. Nothing
+    mutates what it was fed.
+
+    Args:
+        model: the network.
+        precision: "float16", "float32" or "float64"; None keeps the model's own types.
+        threads: threads for the computation; None leaves the backend's setting alone.
+        seed: seed of random operations (dropout).
+    """
+
+    backend: ClassVar[str]
+
+    def __init__(
+        self, model: Model, *, precision: str | None = None, threads: int | None = None, seed: int = 0
+    ) -> None:
+        from meta500.graph.passes import infer_types, inline_functions, with_precision
+
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise UserError(f"threads must be a positive number, got {threads!r}")
+        model = infer_types(inline_functions(model), strict=False)
+        self.model = with_precision(model, precision) if precision is not None else model
+        self.precision, self.threads, self.seed = precision, threads, seed
+        self.closed = False
+        self._structure()
+
+    # -- what a backend provides -----------------------------------------------------------------
+
+    @abstractmethod
+    def inference(
+        self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Run forward.
+
+        Args:
+            inputs: an array for every input that the wanted outputs depend on.
+            outputs: names of graph outputs; None for all that the given inputs suffice for.
+
+        Returns:
+            The outputs by name.
+
+        Raises:
+            UserError: an unknown, missing or ill-typed input, or an unknown output.
+        """
+
+    @abstractmethod
+    def inference_and_backprop(
+        self,
+        inputs: Mapping[str, Any],
+        loss: str = "loss",
+        outputs: Sequence[str] | None = None,
+        wrt: Sequence[str] | None = None,
+        cotangent: np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Run forward in training form, then the gradients of the scalar ``loss``.
+
+        Args:
+            inputs: as for :meth:`inference`.
+            loss: name of a floating-point output with one element.
+            outputs: names of outputs to return; None for all that the given inputs suffice for.
+            wrt: names of parameters and inputs to differentiate by; None for all parameters. Their
+                gradients are then found under ``grad/NAME``.
+            cotangent: with it ``loss`` may be any floating-point output; the gradients are those of
+                sum(cotangent * loss), without computing that sum (the vector-Jacobian product).
+
+        Returns:
+            The outputs by name, ``loss`` among them.
+
+        Raises:
+            UserError: as for :meth:`inference`; a loss that is no floating-point scalar (without
+                ``cotangent``), a ``cotangent`` of another shape, or a node without a gradient.
+        """
+
+    @abstractmethod
+    def native(self, name: str) -> Any:
+        """The backend's own tensor of a parameter, gradient or result of the last run; no copy."""
+
+    @abstractmethod
+    def assign(self, name: str, tensor: Any) -> None:
+        """Take over a native tensor as the new value of a parameter or constant, without a copy."""
+
+    @abstractmethod
+    def to_native(self, array: np.ndarray) -> Any:
+        """A native tensor with the contents of ``array``, on the network's device."""
+
+    @abstractmethod
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        """A numpy array with the contents of a native tensor (a copy)."""
+
+    @classmethod
+    @abstractmethod
+    def node_coverage(cls, op: Operation) -> NodeCoverage:
+        """How this backend runs ``op``."""
+
+    @abstractmethod
+    def _rebuild(self) -> None:
+        """Forget everything derived from the graph; called after the graph changed."""
+
+    def synchronize(self) -> None:  # noqa: B027 - nothing to wait for on most backends
+        """Wait until the device has finished."""
+
+    def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
+        """The backend's own optimizer ``name`` ("sgd", "adam", ...) over this network's parameters.
+
+        Raises:
+            UserError: the backend has none of this name; the message lists those it has.
+        """
+        raise UserError(
+            f"the {self.backend} backend has no native optimizers; use meta500.optimizers.create('{name}', network)"
+        )
+
+    # -- what follows from it ---------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> dict[str, TensorType]:
+        """Inputs that have to be fed, with dtype and shape."""
+        return dict(self.model.inputs)  # type: ignore[arg-type]
+
+    @property
+    def outputs(self) -> dict[str, TensorType]:
+        """Outputs, with dtype and shape as far as they are known."""
+        return dict(self.model.outputs)  # type: ignore[arg-type]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that decide how this network runs, for result rows."""
+        return {"precision": self.precision, "threads": self.threads, "seed": self.seed}
+
+    @property
+    def device(self) -> str:
+        """Where it runs ("cpu", "cuda:0", ...)."""
+        return "cpu"
+
+    @property
+    def mode(self) -> str:
+        """The backend's way of running it ("eager", "compile", ...), for result rows."""
+        return ""
+
+    def gradient(self) -> list[tuple[str, str]]:
+        """Pairs of parameter name and the name of its gradient."""
+        return [(name, GRADIENT_PREFIX + name) for name in self._parameters]
+
+    def get_params(self) -> list[str]:
+        """Names of the trainable parameters."""
+        return list(self._parameters)
+
+    def fetch_tensors(self, names: Iterable[str]) -> list[np.ndarray]:
+        """Copies of parameters, constants, gradients, and inputs and outputs of the last run.
+
+        Raises:
+            UserError: nothing of this name is kept.
+        """
+        return [self.to_numpy(self.native(name)) for name in names]
+
+    def feed_tensor(self, name: str, value: np.ndarray) -> None:
+        """Set a parameter or constant.
+
+        Raises:
+            UserError: no such initializer, or another shape or dtype.
+        """
+        current = self.model.graph.initializers.get(name)
+        if current is None:
+            known = ", ".join(list(self.model.graph.initializers)[:20])
+            raise UserError(f"feed_tensor: the network has no parameter or constant '{name}'; it has {known}")
+        array = np.asarray(value)
+        if array.shape != current.shape:
+            raise UserError(f"feed_tensor: '{name}' has shape {list(current.shape)}, got {list(array.shape)}")
+        self.assign(name, self.to_native(_exact(array, current.dtype, f"feed_tensor: '{name}'", copy=True)))
+
+    def add_operation(self, op: Operation) -> None:
+        """Append an operation to the graph; its outputs can then be made outputs or losses.
+
+        Raises:
+            UserError: it reads a value that does not exist or writes one that does.
+            UnsupportedOperation: the backend does not run it.
+        """
+        from dataclasses import replace
+
+        from meta500.graph.passes import infer_types
+        from meta500.graph.validate import check_graph
+
+        graph = self._current_graph()
+        model = self.model.with_graph(replace(graph, operations=[*graph.operations, op]))
+        check_graph(model.graph)
+        refuse_unsupported(type(self), [op])
+        self._adopt(infer_types(model, strict=False))
+
+    def add_output(self, name: str) -> None:
+        """Make any value of the graph an output.
+
+        Raises:
+            UserError: the graph has no such value.
+        """
+        from dataclasses import replace
+
+        from meta500.graph.passes import infer_types
+
+        graph = self._current_graph()
+        if name in graph.outputs:
+            return
+        if name not in graph.values():
+            raise UserError(f"add_output: the graph has no value '{name}'")
+        outputs = {**graph.outputs, name: graph.value_types.get(name)}
+        self._adopt(infer_types(self.model.with_graph(replace(graph, outputs=outputs)), strict=False))
+
+    def coverage(self) -> list[NodeCoverage]:
+        """For every node, how this backend runs it."""
+        return [self.node_coverage(op) for op in self.model.graph.operations]
+
+    def close(self) -> None:
+        """Release what the network holds; it can't be used afterwards."""
+        self.closed = True
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def current_model(self) -> Model:
+        """The model with the parameters as they are now, for writing it to a file."""
+        return self.model.with_graph(self._current_graph())
+
+    # -- for the backends ---------------------------------------------------------------------------
+
+    def _structure(self) -> None:
+        """Check coverage and work out which inputs each output needs."""
+        graph = self.model.graph
+        refuse_unsupported(type(self), graph.operations)
+        if graph.sparse_initializers:
+            name = next(iter(graph.sparse_initializers))
+            raise UserError(f"sparse initializer '{name}': the {self.backend} backend reads dense ones only")
+        self._parameters = self.model.parameters
+        required = set(self.model.inputs)
+        needs: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in required}
+        empty: frozenset[str] = frozenset()
+        for op in graph.operations:
+            names = set(op.operands)
+            for subgraph in op.subgraphs.values():
+                names |= subgraph.free_names()
+            union = empty.union(*(needs.get(name, empty) for name in names))
+            needs.update(dict.fromkeys((r for r in op.results if r), union))
+        self._needs = needs
+
+    def _adopt(self, model: Model) -> None:
+        self.model = model
+        self._structure()
+        self._rebuild()
+
+    def _current_graph(self) -> Any:
+        """The graph with the current values of its initializers."""
+        from dataclasses import replace
+
+        current = {name: self._frozen(self.to_numpy(self.native(name))) for name in self.model.graph.initializers}
+        return replace(self.model.graph, initializers=current)
+
+    @staticmethod
+    def _frozen(array: np.ndarray) -> np.ndarray:
+        array.flags.writeable = False
+        return array
+
+    def _select_outputs(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None) -> tuple[str, ...]:
+        """The outputs to compute, after checking names.
+
+        Raises:
+            UserError: an unknown input or output, or an input that is missing.
+        """
+        if self.closed:
+            raise UserError("the network is closed")
+        known = self.model.graph.inputs
+        for name in inputs:
+            if name not in known:
+                raise UserError(f"the network has no input '{name}'; its inputs are {', '.join(known) or 'none'}")
+        fed = frozenset(inputs)
+        if outputs is None:
+            chosen = tuple(n for n in self.model.outputs if self._needs.get(n, frozenset()) <= fed)
+            if not chosen:
+                missing = sorted(frozenset().union(*(self._needs[n] for n in self.model.outputs)) - fed)
+                raise UserError(f"inputs are missing: {', '.join(missing)}")
+            return chosen
+        for name in outputs:
+            if name not in self.model.outputs:
+                raise UserError(
+                    f"the network has no output '{name}'; its outputs are {', '.join(self.model.outputs)}. "
+                    "Other values become outputs by add_output(name)"
+                )
+            missing = sorted(self._needs.get(name, frozenset()) - fed)
+            if missing:
+                raise UserError(f"output '{name}' needs inputs that are missing: {', '.join(missing)}")
+        return tuple(outputs)
+
+    def _check_loss(self, inputs: Mapping[str, Any], loss: str, scalar: bool = True) -> None:
+        value = self.model.outputs.get(loss)
+        if loss not in self.model.outputs:
+            raise UserError(
+                f"the network has no output '{loss}' to differentiate; its outputs are {', '.join(self.model.outputs)}"
+            )
+        shape = getattr(value, "shape", None)
+        if scalar and shape is not None and any(dimension != 1 for dimension in shape if isinstance(dimension, int)):
+            raise UserError(f"the loss '{loss}' must be a scalar, it has shape {list(shape)}")
+        missing = sorted(self._needs.get(loss, frozenset()) - frozenset(inputs))
+        if missing:
+            raise UserError(f"the loss '{loss}' needs inputs that are missing: {', '.join(missing)}")
+
+    @staticmethod
+    def _check_cotangent(loss: str, dtype: Any, shape: Sequence[int], cotangent: np.ndarray | None) -> None:
+        """Raises UserError unless ``loss`` can be differentiated with this cotangent."""
+        if "float" not in str(dtype):
+            raise UserError(f"'{loss}' is {dtype}; only floating-point outputs have gradients")
+        if cotangent is None and math.prod(shape) != 1:
+            raise UserError(f"the loss '{loss}' must be a scalar, it has shape {list(shape)}")
+        if cotangent is not None and tuple(np.shape(cotangent)) != tuple(shape):
+            raise UserError(
+                f"the cotangent of '{loss}' must have its shape {list(shape)}, got {list(np.shape(cotangent))}"
+            )
+
+    def _check_wrt(self, wrt: Sequence[str] | None) -> tuple[str, ...]:
+        if wrt is None:
+            return tuple(self._parameters)
+        known = {**self.model.graph.inputs, **self.model.graph.initializers}
+        for name in wrt:
+            if name not in known:
+                raise UserError(f"wrt: the network has no parameter or input '{name}'")
+        return tuple(wrt)
+
+    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare the shapes fed with those declared; a symbolic dimension has one size.
+
+        Raises:
+            UserError: a wrong rank, size, or two sizes for one symbolic dimension.
+        """
+        symbols: dict[str, tuple[int, str]] = {}
+        for name, shape in shapes.items():
+            declared = self.model.graph.inputs[name]
+            expected = getattr(declared, "shape", None)
+            if expected is None:
+                continue
+            if len(expected) != len(shape):
+                raise UserError(f"input '{name}' must have shape {_shape_text(expected)}, got {list(shape)}")
+            for dimension, size in zip(expected, shape, strict=True):
+                if isinstance(dimension, int):
+                    if dimension != size:
+                        raise UserError(
+                            f"input '{name}' must have shape {_shape_text(expected)}, got {list(shape)}"
+                        )
+                elif isinstance(dimension, str):
+                    first, where = symbols.setdefault(dimension, (size, name))
+                    if first != size:
+                        raise UserError(
+                            f"input '{name}': dimension '{dimension}' is {size}, but {first} in input '{where}'"
+                        )
+
+    def _as_input(self, name: str, value: Any) -> np.ndarray:
+        """``value`` as an array of the declared dtype.
+
+        Raises:
+            UserError: another kind of dtype, or one that would lose digits.
+        """
+        declared = getattr(self.model.graph.inputs[name], "dtype", None)
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        return array if declared is None else _exact(array, declared, f"input '{name}'")
+
+
+def _exact(array: np.ndarray, dtype: np.dtype, label: str, copy: bool = False) -> np.ndarray:
+    """``array`` in ``dtype``, if that loses nothing."""
+    if array.dtype == dtype:
+        return array.copy() if copy else array
+    if array.dtype.kind == dtype.kind and np.can_cast(array.dtype, dtype, "safe"):
+        return array.astype(dtype)
+    if dtype == np.dtype(object) and array.dtype.kind in "US":
+        return array.astype(object)
+    raise UserError(f"{label} must be {dtype}, got {array.dtype}; convert it with .astype('{dtype}')")
+
+
+def _shape_text(shape: Sequence[Any]) -> str:
+    return f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
+
+
+def refuse_unsupported(cls: type[Network], operations: Iterable[Operation]) -> None:
+    """Refuse, before anything runs, a graph with nodes that the backend can't run.
+
+    Raises:
+        UnsupportedOperation: names the first such node and how many more there are.
+    """
+    refused = [c for c in map(cls.node_coverage, operations) if c.how == UNSUPPORTED]
+    if not refused:
+        return
+    first = refused[0]
+    others = sorted({c.op_type for c in refused[1:]})
+    reason = first.reason
+    if others:
+        reason += f"{'; ' if reason else ''}{len(refused) - 1} more node(s) are not supported: {', '.join(others)}"
+    raise UnsupportedOperation(
+        node=first.node,
+        op_type=first.op_type,
+        domain=first.domain,
+        since_version=first.since_version,
+        backend=cls.backend,
+        reason=reason,
+    )
+
+
+# -- registry ---------------------------------------------------------------------------------------
+
+ENTRY_POINTS = "meta500.backends"
+
+_BACKENDS: dict[str, str] = {
+    "numpy": "meta500.backends.numpy.network:NumpyNetwork",
+    "torch": "meta500.backends.torch.network:TorchNetwork",
+}
+
+
+def register(name: str, target: str) -> None:
+    """Add a backend: ``target`` is ``"module:NetworkClass"``, imported when first used.
+
+    Packages can do the same with an entry point of group ``meta500.backends``.
+
+    Raises:
+        UserError: the name is taken by another class.
+    """
+    if _BACKENDS.setdefault(name, target) != target:
+        raise UserError(f"backend '{name}' is registered already as {_BACKENDS[name]}")
+
+
+def backend_names() -> list[str]:
+    """Names of all registered backends."""
+    return sorted(_targets())
+
+
+def backend_class(name: str) -> type[Network]:
+    """The Network class of a backend.
+
+    Raises:
+        UserError: an unknown name, or a package that the backend needs is not installed.
+    """
+    targets = _targets()
+    module, _, attribute = targets[choose("backend", name, targets)].partition(":")
+    try:
+        cls: type[Network] = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing.split(".")[0] == "meta500":
+            raise
+        raise UserError(f"backend '{name}' needs the package '{missing}': pip install {missing}") from None
+    return cls
+
+
+def network(model: Model, backend: str = "torch", **options: Any) -> Network:
+    """``model`` on a backend.
+
+    Args:
+        model: the network.
+        backend: its name.
+        options: the backend's options (precision, threads, seed, device, mode, ...).
+
+    Raises:
+        UserError: an unknown backend or option, or a package is missing.
+        UnsupportedOperation: the backend can't run some node.
+    """
+    cls = backend_class(backend)
+    known = _option_names(cls)
+    for name in options:
+        if name not in known:
+            raise UserError(
+                f"unknown option '{name}' of backend '{backend}'. Choose from: {', '.join(sorted(known))}"
+            )
+    return cls(model, **options)
+
+
+def coverage(model: Model, backend: str) -> list[NodeCoverage]:
+    """How ``backend`` would run each node of ``model``, without building anything."""
+    from meta500.graph.passes import inline_functions
+
+    cls = backend_class(backend)
+    return [cls.node_coverage(op) for op in inline_functions(model).graph.operations]
+
+
+def _option_names(cls: type[Network]) -> set[str]:
+    import inspect
+
+    names: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" in vars(base) and base is not object:
+            parameters = inspect.signature(base.__init__).parameters.values()
+            names |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return names
+
+
+def _targets() -> dict[str, str]:
+    targets = {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    return {**targets, **_BACKENDS}
