@@ -1,0 +1,251 @@
+"""The numpy reference: every step is one rule, backward is the tape of their vector-Jacobian products."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meta500.backends.network import GRADIENT_PREFIX, Network, NodeCoverage
+from meta500.backends.numpy.visitor import NumpyVisitor, Step, node_coverage
+from meta500.backends.rules import Call
+from meta500.errors import UserError
+from meta500.graph import Graph, Model, Operation
+from meta500.graph.passes import training_form
+
+
+class NumpyNetwork(Network):
+    """A network computed by numpy on the host; see :class:`meta500.backends.network.Network`.
+
+    ``threads`` limits the threads of numpy's BLAS during a run.
+    """
+
+    backend = "numpy"
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        precision: str | None = None,
+        threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, precision=precision, threads=threads, seed=seed)
+        self._tensors: dict[str, Any] = dict(self.model.graph.initializers)
+        self._last: dict[str, Any] = {}
+        self._rng = np.random.default_rng(seed)
+        self._limits = _blas_limits(threads)
+        self._rebuild()
+
+    @classmethod
+    def node_coverage(cls, op: Operation) -> NodeCoverage:
+        return node_coverage(op)
+
+    def _rebuild(self) -> None:
+        self._plans: dict[tuple[bool, tuple[str, ...]], Plan] = {}
+        self._forms = {False: (self.model, {}), True: training_form(self.model)}
+        current = getattr(self, "_tensors", {})
+        for form, _ in self._forms.values():
+            for name, array in form.graph.initializers.items():
+                current.setdefault(name, array)
+        self._tensors = current
+
+    def inference(
+        self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        wanted = self._select_outputs(inputs, outputs)
+        values = self._feed(inputs)
+        plan = self._plan(wanted, training=False)
+        with self._limits():
+            plan.run(values, self._rng, tape=None)
+        return self._finish(inputs, wanted, values, {})
+
+    def inference_and_backprop(
+        self,
+        inputs: Mapping[str, Any],
+        loss: str = "loss",
+        outputs: Sequence[str] | None = None,
+        wrt: Sequence[str] | None = None,
+        cotangent: np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
+        self._check_loss(inputs, loss, cotangent is None)
+        wanted = self._select_outputs(inputs, outputs)
+        wanted = wanted if loss in wanted else (*wanted, loss)
+        targets = self._check_wrt(wrt)
+        updates = self._forms[True][1]
+        plan = self._plan((*wanted, *updates.values()), training=True)
+        values = self._feed(inputs)
+        tape: list[tuple[Step, Call]] = []
+        with self._limits():
+            plan.run(values, self._rng, tape)
+            gradients = backpropagate(tape, loss, values, targets, cotangent)
+        results = self._finish(inputs, wanted, values, gradients)
+        for statistic, new in updates.items():
+            self._tensors[statistic] = values[new]
+        return results
+
+    def native(self, name: str) -> Any:
+        found = self._last.get(name) if name.startswith(GRADIENT_PREFIX) else self._tensors.get(name)
+        if found is None:
+            found = self._last.get(name)
+        if found is None:
+            raise UserError(
+                f"'{name}' is not kept; kept are parameters, gradients (grad/NAME) and the inputs and outputs of "
+                "the last run. Other values are kept after add_output(name)"
+            )
+        return found
+
+    def assign(self, name: str, tensor: Any) -> None:
+        current = self._tensors.get(name)
+        if current is None:
+            raise UserError(f"assign: the network has no parameter or constant '{name}'")
+        tensor = np.asarray(tensor)
+        if tensor.shape != current.shape or tensor.dtype != current.dtype:
+            raise UserError(
+                f"assign: '{name}' is {current.dtype}{list(current.shape)}, got {tensor.dtype}{list(tensor.shape)}"
+            )
+        self._tensors[name] = tensor
+
+    def to_native(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        return np.array(tensor)
+
+    def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
+        from meta500.backends.numpy.optimizers import create
+
+        return create(self, name, loss, **hyperparameters)
+
+    def close(self) -> None:
+        super().close()
+        self._tensors, self._last, self._plans = {}, {}, {}
+
+    def _feed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        arrays = {name: self._as_input(name, value) for name, value in inputs.items()}
+        self._check_shapes({name: array.shape for name, array in arrays.items()})
+        return {**self._tensors, **arrays}
+
+    def _plan(self, wanted: tuple[str, ...], training: bool) -> Plan:
+        key = (training, wanted)
+        if key not in self._plans:
+            self._plans[key] = Plan(self._forms[training][0].graph, wanted, self)
+        return self._plans[key]
+
+    def _finish(
+        self,
+        inputs: Mapping[str, Any],
+        wanted: tuple[str, ...],
+        values: dict[str, Any],
+        gradients: dict[str, Any],
+    ) -> dict[str, np.ndarray]:
+        results = {name: values[name] for name in wanted}
+        self._last = {name: values[name] for name in inputs} | results
+        self._last |= {GRADIENT_PREFIX + name: array for name, array in gradients.items()}
+        # An output may be the very array of an input or parameter (Identity, Reshape): hand out copies then.
+        kept = [np.asarray(values[n]) for n in (*inputs, *self._tensors) if values[n] is not None]
+        owners = {id(_owner(array)) for array in kept}
+        return {
+            name: np.array(array) if id(_owner(np.asarray(array))) in owners else np.asarray(array)
+            for name, array in results.items()
+        }
+
+
+class Plan:
+    """The steps that some outputs need, in order, with the values that may be dropped after each."""
+
+    def __init__(self, graph: Graph, wanted: tuple[str, ...], network: NumpyNetwork) -> None:
+        visitor = NumpyVisitor()
+        needed, chosen = set(wanted), []
+        for op in reversed(graph.operations):
+            if needed & set(op.results):
+                needed.update(op.operands)
+                chosen.append(op)
+        self.steps: list[Step] = [op.accept(visitor, network) for op in reversed(chosen)]
+        last: dict[str, int] = {}
+        for index, step in enumerate(self.steps):
+            last.update(dict.fromkeys(step.operands, index))
+        keep = set(wanted) | set(graph.inputs) | set(graph.initializers)
+        self.drop: list[list[str]] = [[] for _ in self.steps]
+        for name, index in last.items():
+            if name and name not in keep:
+                self.drop[index].append(name)
+
+    def run(
+        self,
+        values: dict[str, Any],
+        rng: np.random.Generator,
+        tape: list[tuple[Step, Call]] | None,
+    ) -> None:
+        """Run the steps over ``values``; with a ``tape``, record the calls and drop nothing."""
+        for step, drop in zip(self.steps, self.drop, strict=True):
+            call = step.forward(tuple(values[n] if n else None for n in step.operands), rng)
+            for name, value in zip(step.results, call.outputs, strict=False):
+                if name:
+                    values[name] = value
+            if tape is not None:
+                tape.append((step, call))
+                continue
+            for name in drop:
+                del values[name]
+
+
+def backpropagate(
+    tape: list[tuple[Step, Call]],
+    loss: str,
+    values: Mapping[str, Any],
+    targets: Sequence[str],
+    cotangent: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """Gradients of the value ``loss`` with respect to ``targets``, summed at every fan-out.
+
+    Raises:
+        UserError: the loss is no floating-point scalar (or does not have the shape of ``cotangent``), or an
+            operation between has no gradient.
+    """
+    value = np.asarray(values[loss])
+    Network._check_cotangent(loss, value.dtype, value.shape, cotangent)
+    seed = np.ones_like(value) if cotangent is None else np.asarray(cotangent, value.dtype)
+    active = {name for name in targets if _is_float(values[name])}
+    for step, call in tape:
+        if any(name in active for name in step.operands):
+            outputs = zip(step.results, call.outputs, strict=False)
+            active.update(name for name, array in outputs if name and _is_float(array))
+    cotangents: dict[str, Any] = {loss: seed}
+    for step, call in reversed(tape):
+        given = tuple(cotangents.pop(name, None) if name else None for name in step.results)
+        call.needs = tuple(name in active for name in step.operands)
+        if all(g is None for g in given) or not any(call.needs):
+            continue
+        for name, need, gradient in zip(step.operands, call.needs, step.backward(call, given), strict=False):
+            if not need or gradient is None:
+                continue
+            previous = cotangents.get(name)
+            cotangents[name] = gradient if previous is None else previous + gradient
+    zero = {name: np.zeros_like(values[name]) for name in targets if name not in cotangents}
+    return {name: zero[name] if name in zero else cotangents[name] for name in targets}
+
+
+def _is_float(array: Any) -> bool:
+    return isinstance(array, np.ndarray | np.generic) and array.dtype.kind in "fc"
+
+
+def _owner(array: np.ndarray) -> Any:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _blas_limits(threads: int | None) -> Any:
+    """A context manager factory that limits BLAS threads; does nothing without a limit."""
+    if threads is None:
+        return contextlib.nullcontext
+    from threadpoolctl import ThreadpoolController
+
+    controller = ThreadpoolController()
+    current = {library["num_threads"] for library in controller.select(user_api="blas").info()}
+    if current <= {threads}:
+        return contextlib.nullcontext
+    return lambda: controller.limit(limits=threads, user_api="blas")
