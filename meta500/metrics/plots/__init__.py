@@ -1,0 +1,48 @@
+"""Plots for papers: training curves, bars with intervals, and ratios with intervals.
+
+`plots_from_run` makes all plots of a run folder again; the other functions take plain data, rows or
+frames, and either draw a figure (``draw_...``) or write files and return their paths
+(``..._plot``). matplotlib is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+from meta500.metrics.plots.bars import Bar, Ratio, bar_plot, draw_bars, draw_ratios, ratio_plot
+from meta500.metrics.plots.curves import (
+    Curve,
+    Panel,
+    curve_plots,
+    draw_curves,
+    four_panels,
+    running_mean,
+)
+from meta500.metrics.plots.from_rows import (
+    as_rows,
+    bars_from_rows,
+    curves_from_rows,
+    plots_from_run,
+    ratios_from_rows,
+)
+from meta500.metrics.plots.style import PALETTE, save
+
+__all__ = [
+    "PALETTE",
+    "Bar",
+    "Curve",
+    "Panel",
+    "Ratio",
+    "as_rows",
+    "bar_plot",
+    "bars_from_rows",
+    "curve_plots",
+    "curves_from_rows",
+    "draw_bars",
+    "draw_curves",
+    "draw_ratios",
+    "four_panels",
+    "plots_from_run",
+    "ratio_plot",
+    "ratios_from_rows",
+    "running_mean",
+    "save",
+]
