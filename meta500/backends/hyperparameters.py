@@ -62,12 +62,8 @@ class Real(Hyper):
     def check(self, owner: str, value: Any) -> float:
         number = as_float(value)
         if number is None or not 0.0 <= number < self.below:
-            limit = (
-                "at least 0" if math.isinf(self.below) else f"at least 0 and below {self.below:g}"
-            )
-            raise UserError(
-                f"{owner}: {self.name} = {value!r} is not valid: give a finite number {limit}"
-            )
+            limit = "at least 0" if math.isinf(self.below) else f"at least 0 and below {self.below:g}"
+            raise UserError(f"{owner}: {self.name} = {value!r} is not valid: give a finite number {limit}")
         return number
 
 

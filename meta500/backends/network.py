@@ -145,7 +145,8 @@ class Network(ABC):
             UserError: the backend has none of this name; the message lists those it has.
         """
         raise UserError(
-            f"the {self.backend} backend has no native optimizers; use meta500.optimizers.create('{name}', network)"
+            f"the {self.backend} backend has no native optimizers; "
+            f"use meta500.optimizers.create('{name}', network)"
         )
 
     # -- what follows from it ---------------------------------------------------------------------
@@ -290,7 +291,9 @@ class Network(ABC):
         """The graph with the current values of its initializers."""
         from dataclasses import replace
 
-        current = {name: self._frozen(self.to_numpy(self.native(name))) for name in self.model.graph.initializers}
+        current = {
+            name: self._frozen(self.to_numpy(self.native(name))) for name in self.model.graph.initializers
+        }
         return replace(self.model.graph, initializers=current)
 
     @staticmethod
@@ -309,7 +312,9 @@ class Network(ABC):
         known = self.model.graph.inputs
         for name in inputs:
             if name not in known:
-                raise UserError(f"the network has no input '{name}'; its inputs are {', '.join(known) or 'none'}")
+                raise UserError(
+                    f"the network has no input '{name}'; its inputs are {', '.join(known) or 'none'}"
+                )
         fed = frozenset(inputs)
         if outputs is None:
             chosen = tuple(n for n in self.model.outputs if self._needs.get(n, frozenset()) <= fed)
@@ -332,10 +337,15 @@ class Network(ABC):
         value = self.model.outputs.get(loss)
         if loss not in self.model.outputs:
             raise UserError(
-                f"the network has no output '{loss}' to differentiate; its outputs are {', '.join(self.model.outputs)}"
+                f"the network has no output '{loss}' to differentiate; "
+                f"its outputs are {', '.join(self.model.outputs)}"
             )
         shape = getattr(value, "shape", None)
-        if scalar and shape is not None and any(dimension != 1 for dimension in shape if isinstance(dimension, int)):
+        if (
+            scalar
+            and shape is not None
+            and any(dimension != 1 for dimension in shape if isinstance(dimension, int))
+        ):
             raise UserError(f"the loss '{loss}' must be a scalar, it has shape {list(shape)}")
         missing = sorted(self._needs.get(loss, frozenset()) - frozenset(inputs))
         if missing:
@@ -350,7 +360,8 @@ class Network(ABC):
             raise UserError(f"the loss '{loss}' must be a scalar, it has shape {list(shape)}")
         if cotangent is not None and tuple(np.shape(cotangent)) != tuple(shape):
             raise UserError(
-                f"the cotangent of '{loss}' must have its shape {list(shape)}, got {list(np.shape(cotangent))}"
+                f"the cotangent of '{loss}' must have its shape {list(shape)}, "
+                f"got {list(np.shape(cotangent))}"
             )
 
     def _check_wrt(self, wrt: Sequence[str] | None) -> tuple[str, ...]:
@@ -386,7 +397,8 @@ class Network(ABC):
                     first, where = symbols.setdefault(dimension, (size, name))
                     if first != size:
                         raise UserError(
-                            f"input '{name}': dimension '{dimension}' is {size}, but {first} in input '{where}'"
+                            f"input '{name}': dimension '{dimension}' is {size}, "
+                            f"but {first} in input '{where}'"
                         )
 
     def _as_input(self, name: str, value: Any) -> np.ndarray:
@@ -428,7 +440,9 @@ def refuse_unsupported(cls: type[Network], operations: Iterable[Operation]) -> N
     others = sorted({c.op_type for c in refused[1:]})
     reason = first.reason
     if others:
-        reason += f"{'; ' if reason else ''}{len(refused) - 1} more node(s) are not supported: {', '.join(others)}"
+        reason += (
+            f"{'; ' if reason else ''}{len(refused) - 1} more node(s) are not supported: {', '.join(others)}"
+        )
     raise UnsupportedOperation(
         node=first.node,
         op_type=first.op_type,
@@ -520,7 +534,7 @@ def _option_names(cls: type[Network]) -> set[str]:
     names: set[str] = set()
     for base in cls.__mro__:
         if "__init__" in vars(base) and base is not object:
-            parameters = inspect.signature(base.__init__).parameters.values()
+            parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
             names |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     return names
 

@@ -37,9 +37,7 @@ class Optimizer(ABC):
 
     learning_rate = LearningRate()
 
-    def __init__(
-        self, network: Network | None, loss: str = "loss", *, learning_rate: Rate = 0.01
-    ) -> None:
+    def __init__(self, network: Network | None, loss: str = "loss", *, learning_rate: Rate = 0.01) -> None:
         """``network`` may be None for an optimizer that is only used through ``apply``."""
         self._network = network
         self._parameters: dict[str, dict[str, Any]] = {}
@@ -55,8 +53,7 @@ class Optimizer(ABC):
         """The network that is trained. Raises UserError if the optimizer was made without one."""
         if self._network is None:
             raise UserError(
-                f"{type(self).__name__} was made without a network: give it one, or use "
-                "apply(params, grads)"
+                f"{type(self).__name__} was made without a network: give it one, or use apply(params, grads)"
             )
         return self._network
 
@@ -109,9 +106,7 @@ class Optimizer(ABC):
         arrays, scalars = self.collect_state()
         return saved.snapshot(self, self._described(None), arrays, scalars)
 
-    def load_state_dict(
-        self, state: Mapping[str, Any], params: Mapping[str, Array] | None = None
-    ) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], params: Mapping[str, Array] | None = None) -> None:
         """Go on from a state of ``state_dict``, which may come from another backend.
 
         The saved hyper-parameters replace the present ones. A schedule cannot be saved: the
@@ -143,15 +138,11 @@ class Optimizer(ABC):
         """
         self._load(saved.read(path), params, source=f"file '{os.fspath(path)}'")
 
-    def _load(
-        self, state: Mapping[str, Any], params: Mapping[str, Array] | None, source: str
-    ) -> None:
+    def _load(self, state: Mapping[str, Any], params: Mapping[str, Array] | None, source: str) -> None:
         if self._network is not None:
             params = {name: self._network.native(name) for name in self._network.get_params()}
         if params is None:
-            raise UserError(
-                f"{source}: an optimizer without a network needs params=... to load a state"
-            )
+            raise UserError(f"{source}: an optimizer without a network needs params=... to load a state")
         described = self._described(params)
         checked = saved.check(self, state, described, source)
         arrays = {
@@ -220,21 +211,15 @@ class GraphOptimizer(Optimizer):
     ) -> dict[str, np.ndarray]:
         """One step; see ``Optimizer.train``."""
         self.ensure_built()
-        result = self.network.inference_and_backprop(
-            inputs, loss=self.loss, outputs=self.wanted(outputs)
-        )
+        result = self.network.inference_and_backprop(inputs, loss=self.loss, outputs=self.wanted(outputs))
         self.step()
         self.step_count += 1
         return result
 
     def collect_state(self) -> tuple[dict[str, dict[str, Array]], dict[str, float]]:
         """Raises UserError: native state can only be read by a subclass that knows how."""
-        raise UserError(
-            f"{type(self).__name__}: the state of this native optimizer cannot be saved"
-        )
+        raise UserError(f"{type(self).__name__}: the state of this native optimizer cannot be saved")
 
     def restore_state(self, arrays: dict[str, dict[str, Array]], scalars: dict[str, float]) -> None:
         """Raises UserError: native state can only be written by a subclass that knows how."""
-        raise UserError(
-            f"{type(self).__name__}: the state of this native optimizer cannot be loaded"
-        )
+        raise UserError(f"{type(self).__name__}: the state of this native optimizer cannot be loaded")

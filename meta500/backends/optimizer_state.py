@@ -108,8 +108,7 @@ def snapshot(
         "scalars": dict(scalars),
         "parameters": {name: dict(entry) for name, entry in parameters.items()},
         "state": {
-            name: {slot: to_numpy(array) for slot, array in slots.items()}
-            for name, slots in arrays.items()
+            name: {slot: to_numpy(array) for slot, array in slots.items()} for name, slots in arrays.items()
         },
     }
 
@@ -136,18 +135,12 @@ def check(
                 f"{source}: key '{field}' is {state[field]!r}, not a value of type {kind.__name__}"
             )
     if state["format"] != FORMAT:
-        raise UserError(
-            f"{source}: key 'format' is {state['format']}: this version reads format {FORMAT}"
-        )
+        raise UserError(f"{source}: key 'format' is {state['format']}: this version reads format {FORMAT}")
     name = type(optimizer).__name__
     if state["optimizer"] != name:
-        raise UserError(
-            f"{source}: the state of optimizer {state['optimizer']} cannot be loaded into {name}"
-        )
+        raise UserError(f"{source}: the state of optimizer {state['optimizer']} cannot be loaded into {name}")
     if state["step_count"] < 0:
-        raise UserError(
-            f"{source}: key 'step_count' is {state['step_count']}: it must be at least 0"
-        )
+        raise UserError(f"{source}: key 'step_count' is {state['step_count']}: it must be at least 0")
     _check_parameters(state["parameters"], parameters, source)
     for key, value in state["scalars"].items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -172,8 +165,7 @@ def _check_parameters(
     for name, entry in parameters.items():
         if saved[name] != entry:
             raise UserError(
-                f"{source}: key 'parameters.{name}' says {saved[name]}, but the parameter has "
-                f"{dict(entry)}"
+                f"{source}: key 'parameters.{name}' says {saved[name]}, but the parameter has {dict(entry)}"
             )
 
 
@@ -181,9 +173,7 @@ def _check_hyper(optimizer: Any, saved: Mapping[str, Any], source: str) -> dict[
     """The hyper-parameters to set, validated; a schedule that stays as it is is left out."""
     present = optimizer.hyper_parameters()
     if set(saved) != set(present):
-        raise UserError(
-            f"{source}: key 'hyper' has the options {sorted(saved)}, expected {sorted(present)}"
-        )
+        raise UserError(f"{source}: key 'hyper' has the options {sorted(saved)}, expected {sorted(present)}")
     values = dict(saved)
     rate = present.get("learning_rate")
     if isinstance(values.get("learning_rate"), str) or callable(rate):
@@ -239,9 +229,7 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     manifest = {field: state[field] for field in _FIELDS}
     manifest["slots"] = {name: sorted(slots) for name, slots in state["state"].items()}
     arrays = {
-        f"{slot}:{name}": value
-        for name, slots in state["state"].items()
-        for slot, value in slots.items()
+        f"{slot}:{name}": value for name, slots in state["state"].items() for slot, value in slots.items()
     }
     arrays[MANIFEST] = np.array(json.dumps(manifest))
     temporary = f"{target}.{os.getpid()}.part"
@@ -252,9 +240,7 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
             os.fsync(stream.fileno())
         os.replace(temporary, target)
     except OSError as error:
-        raise UserError(
-            f"cannot write the optimizer state '{target}': {error.strerror or error}"
-        ) from error
+        raise UserError(f"cannot write the optimizer state '{target}': {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

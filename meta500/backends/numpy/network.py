@@ -92,8 +92,8 @@ class NumpyNetwork(Network):
             found = self._last.get(name)
         if found is None:
             raise UserError(
-                f"'{name}' is not kept; kept are parameters, gradients (grad/NAME) and the inputs and outputs of "
-                "the last run. Other values are kept after add_output(name)"
+                f"'{name}' is not kept; kept are parameters, gradients (grad/NAME) and the inputs and "
+                "outputs of the last run. Other values are kept after add_output(name)"
             )
         return found
 
@@ -104,7 +104,8 @@ class NumpyNetwork(Network):
         tensor = np.asarray(tensor)
         if tensor.shape != current.shape or tensor.dtype != current.dtype:
             raise UserError(
-                f"assign: '{name}' is {current.dtype}{list(current.shape)}, got {tensor.dtype}{list(tensor.shape)}"
+                f"assign: '{name}' is {current.dtype}{list(current.shape)}, "
+                f"got {tensor.dtype}{list(tensor.shape)}"
             )
         self._tensors[name] = tensor
 

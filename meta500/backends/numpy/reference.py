@@ -9,8 +9,8 @@ from meta500.errors import UserError
 from meta500.graph import Operation
 from meta500.graph.operators import OPERATORS, OPSETS
 
-# Cases of the ONNX backend suite (onnx 1.23) that onnx.reference fails or answers wrongly, and operators whose
-# results can't be checked because they are random.
+# Operators whose cases in the ONNX backend suite (onnx 1.23) onnx.reference fails or answers wrongly, and
+# operators whose results can't be checked because they are random.
 WRONG = {
     ("", "Bernoulli"): "its random numbers differ from the specification's cases",
     ("", "RandomNormal"): "random",
@@ -73,7 +73,11 @@ def reference_function(op: Operation) -> Callable[..., Any] | None:
 
 def _as_object_text(array: Any) -> Any:
     """Strings as objects, the way ONNX's own loader gives them."""
-    return array.astype(object) if getattr(array, "dtype", None) is not None and array.dtype.kind == "U" else array
+    return (
+        array.astype(object)
+        if getattr(array, "dtype", None) is not None and array.dtype.kind == "U"
+        else array
+    )
 
 
 def _evaluator(op: Operation) -> Any:

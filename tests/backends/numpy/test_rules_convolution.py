@@ -163,10 +163,14 @@ def test_auto_pad_same(auto_pad: str, size: int, kernel: int, stride: int, dilat
     common = {"strides": (stride,), "dilations": (dilation,)}
     got = run("Conv", (x, w), common | {"auto_pad": auto_pad}).outputs[0]
     assert got.shape[2] == outputs
-    wanted = torch.nn.functional.conv1d(padded(torch.tensor(x), pads), torch.tensor(w), None, stride, 0, dilation)
+    wanted = torch.nn.functional.conv1d(
+        padded(torch.tensor(x), pads), torch.tensor(w), None, stride, 0, dilation
+    )
     close(got, wanted[..., :outputs])
     pooled = run("MaxPool", (x,), common | {"auto_pad": auto_pad, "kernel_shape": (kernel,)}).outputs[0]
-    wanted = torch.nn.functional.max_pool1d(padded(torch.tensor(x), pads, -np.inf), kernel, stride, 0, dilation)
+    wanted = torch.nn.functional.max_pool1d(
+        padded(torch.tensor(x), pads, -np.inf), kernel, stride, 0, dilation
+    )
     close(pooled, wanted[..., :outputs])
 
 

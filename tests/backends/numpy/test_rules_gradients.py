@@ -366,6 +366,8 @@ def test_every_rule_has_a_gradient_case() -> None:
         if entry.rule.backward is None:
             assert entry.op_type in NOT_DIFFERENTIABLE, f"{entry.op_type} {entry.since} has no vjp"
         elif entry.op_type not in NO_CASE:
-            assert (entry.op_type, entry.since) in covered, f"no gradient case for {entry.op_type} {entry.since}"
+            assert (entry.op_type, entry.since) in covered, (
+                f"no gradient case for {entry.op_type} {entry.since}"
+            )
     known = {entry.op_type for entry in rules}
     assert set(NOT_DIFFERENTIABLE) | set(NO_CASE) <= known

@@ -99,7 +99,10 @@ def test_layer_normalization_statistics_have_gradients(rule) -> None:
     mean = x.mean(1, keepdim=True)
     inverse = (x.var(1, keepdim=True, unbiased=False) + 1e-5).rsqrt()
     y = (x - mean) * inverse * torch.tensor(arrays[1])
-    sum((c * torch.tensor(d.astype(np.float64))).sum() for c, d in zip((y, mean, inverse), cotangents, strict=True)).backward()
+    sum(
+        (c * torch.tensor(d.astype(np.float64))).sum()
+        for c, d in zip((y, mean, inverse), cotangents, strict=True)
+    ).backward()
     ran = rule("LayerNormalization", 17, arrays, {}, n_outputs=3)
     close(ran.gradients(*cotangents)[0], x.grad, 1e-6)
 
@@ -130,7 +133,9 @@ def test_extreme_values_are_stable(rule) -> None:
     """No overflow, no loss of small numbers, no warnings."""
     x = np.array([[-1000.0, 0.0, 1000.0]], np.float32)
     np.testing.assert_array_equal(rule("Sigmoid", 13, [x]).outputs[0], [[0, 0.5, 1]])
-    np.testing.assert_allclose(rule("Sigmoid", 13, [x / 20]).outputs[0][0, 0], 1.928749847963918e-22, rtol=1e-6)
+    np.testing.assert_allclose(
+        rule("Sigmoid", 13, [x / 20]).outputs[0][0, 0], 1.928749847963918e-22, rtol=1e-6
+    )
     np.testing.assert_array_equal(rule("Softplus", 22, [x]).outputs[0], [[0, np.float32(np.log(2)), 1000]])
     np.testing.assert_array_equal(rule("Softmax", 13, [x]).outputs[0], [[0, 0, 1]])
     np.testing.assert_array_equal(rule("LogSoftmax", 13, [x]).outputs[0], [[-2000, -1000, 0]])
@@ -219,8 +224,16 @@ def test_resize_against_torch(rule, mode, attributes, torch_mode, options, size)
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
                "tf_crop_and_resize")  # fmt: skip
 KINDS = [
-    *({"mode": "nearest", "nearest_mode": m} for m in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")),
-    *({"mode": m, "exclude_outside": e, "antialias": a} for m in ("linear", "cubic") for e in (0, 1) for a in (0, 1)),
+    *(
+        {"mode": "nearest", "nearest_mode": m}
+        for m in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+    ),
+    *(
+        {"mode": m, "exclude_outside": e, "antialias": a}
+        for m in ("linear", "cubic")
+        for e in (0, 1)
+        for a in (0, 1)
+    ),
 ]
 
 
@@ -242,7 +255,11 @@ def test_resize_against_onnx_reference(rule, coordinates, kind) -> None:
             return _nearest_coeffs(ratio, kind["nearest_mode"])
         if kind["mode"] == "linear":
             return _linear_coeffs_antialias(ratio, scale) if kind["antialias"] else _linear_coeffs(ratio)
-        return _cubic_coeffs_antialias(ratio, scale, -0.6) if kind["antialias"] else _cubic_coeffs(ratio, None, -0.6)
+        return (
+            _cubic_coeffs_antialias(ratio, scale, -0.6)
+            if kind["antialias"]
+            else _cubic_coeffs(ratio, None, -0.6)
+        )
 
     x = normal(5, 6)
     roi = np.array([0.1, -0.2, 0.8, 1.1]) if coordinates == "tf_crop_and_resize" else None
@@ -273,14 +290,18 @@ def test_scales_in_float32_hit_whole_positions(rule) -> None:
     """1/3 and 0.7 in float32: the length and the picked elements are those of the exact scale."""
     third = np.array([1 / 3], np.float32)
     attributes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    np.testing.assert_array_equal(rule("Resize", 13, [np.arange(9.0), None, third], attributes).outputs[0], [0, 3, 6])
+    np.testing.assert_array_equal(
+        rule("Resize", 13, [np.arange(9.0), None, third], attributes).outputs[0], [0, 3, 6]
+    )
     seven = rule("Resize", 13, [np.arange(10.0), None, np.array([0.7], np.float32)], attributes).outputs[0]
     assert seven.shape == (7,)
     integers = rule("Resize", 13, [np.arange(3), None, np.array([2.0], np.float32)], attributes).outputs[0]
     np.testing.assert_array_equal(integers, [0, 0, 1, 1, 2, 2])
 
 
-@pytest.mark.parametrize(("policy", "shape"), [("stretch", (8, 9)), ("not_larger", (6, 9)), ("not_smaller", (8, 12))])
+@pytest.mark.parametrize(
+    ("policy", "shape"), [("stretch", (8, 9)), ("not_larger", (6, 9)), ("not_smaller", (8, 12))]
+)
 def test_aspect_ratio(rule, policy, shape) -> None:
     x = normal(4, 6)
     got = rule("Resize", 18, [x, None, None, i(8, 9)], {"keep_aspect_ratio_policy": policy}).outputs[0]
@@ -365,7 +386,9 @@ def test_integer_arithmetic(rule) -> None:
     assert wrapped.dtype == np.int32 and wrapped[0] == -(2**31)
     empty = rule("ReduceMax", 20, [np.zeros((0,), np.int8)]).outputs[0]
     np.testing.assert_array_equal(empty, [-128])
-    np.testing.assert_array_equal(rule("Pow", 15, [i(2, -3), np.array([3.0, 2.0], np.float32)]).outputs[0], [8, 9])
+    np.testing.assert_array_equal(
+        rule("Pow", 15, [i(2, -3), np.array([3.0, 2.0], np.float32)]).outputs[0], [8, 9]
+    )
     big = np.array([2**62], np.int64)
     np.testing.assert_array_equal(rule("Pow", 15, [i(2), np.array([62], np.uint64)]).outputs[0], big)
 

@@ -37,8 +37,10 @@ def flat_softmax(x: np.ndarray, axis: int) -> np.ndarray:
 
 def batch_norm(x: np.ndarray, mean: np.ndarray, var: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     """Normalised by statistics over ``axes``, then scale and shift of the channels."""
+
     def fit(v: np.ndarray) -> np.ndarray:
         return np.expand_dims(v, axes)
+
     return (x - fit(mean)) / np.sqrt(fit(var) + 1e-5) * fit(SCALE) + fit(SHIFT)
 
 

@@ -1,0 +1,432 @@
+"""Networks on PyTorch: one ``torch.fx`` module per form, autograd for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from meta500.backends.network import GRADIENT_PREFIX, Network, NodeCoverage
+from meta500.backends.torch.tensors import from_numpy, to_numpy, torch_dtype
+from meta500.backends.torch.visitor import Emitter, TorchVisitor, node_coverage
+from meta500.errors import UserError, choose
+from meta500.graph import Model, Operation, TensorType
+from meta500.graph.passes import training_form
+
+MODES = ("eager", "compile")
+MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+_GENERATOR = "generator"
+
+
+class TorchNetwork(Network):
+    """A network run by PyTorch; see :class:`meta500.backends.network.Network`.
+
+    Args:
+        model: the network.
+        device: "cpu", "cuda" or "cuda:N".
+        mode: "eager", or "compile" for torch.compile (inductor); the first run then compiles.
+        compile_mode: torch.compile's mode ("default", "reduce-overhead", "max-autotune",
+            "max-autotune-no-cudagraphs").
+        memory_format: "contiguous" or "channels_last" for four-dimensional inputs and weights.
+        tf32: let CUDA round float32 operands of convolutions and products to 10 bits of mantissa. PyTorch
+            does so for convolutions by default; here it has to be asked for.
+        deterministic: take only deterministic cuDNN algorithms (on the CPU results repeat in any case).
+        precision, threads, seed: as for every network.
+
+    ``module`` is the ``torch.nn.Module`` of the training form; its parameters are the network's.
+    """
+
+    backend = "torch"
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        device: str = "cpu",
+        mode: str = "eager",
+        compile_mode: str = "default",
+        memory_format: str = "contiguous",
+        tf32: bool = False,
+        deterministic: bool = False,
+        precision: str | None = None,
+        threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._mode = choose("mode", mode, MODES)
+        self._compile_mode = choose("compile_mode", compile_mode, torch._inductor.list_mode_options())
+        self._memory_name = choose("memory_format", memory_format, MEMORY_FORMATS)
+        self._memory = MEMORY_FORMATS[memory_format]
+        self._device = _device(device)
+        self._tf32, self._deterministic = bool(tf32), bool(deterministic)
+        super().__init__(model, precision=precision, threads=threads, seed=seed)
+        self._last: dict[str, torch.Tensor] = {}
+        self._root: torch.nn.Module | None = None
+        self._random_state: torch.Tensor | None = None
+        self._rebuild()
+
+    @classmethod
+    def node_coverage(cls, op: Operation) -> NodeCoverage:
+        return node_coverage(op)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            **super().options,
+            "device": str(self._device),
+            "mode": self._mode,
+            "compile_mode": self._compile_mode,
+            "memory_format": self._memory_name,
+            "tf32": self._tf32,
+            "deterministic": self._deterministic,
+        }
+
+    @property
+    def device(self) -> str:
+        return str(self._device)
+
+    @property
+    def mode(self) -> str:
+        parts = [self._mode]
+        if self._mode == "compile" and self._compile_mode != "default":
+            parts.append(self._compile_mode)
+        if self._memory_name != "contiguous":
+            parts.append(self._memory_name)
+        parts += ["tf32"] if self._tf32 else []
+        parts += ["deterministic"] if self._deterministic else []
+        return "+".join(parts)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The training form as a module from the fed inputs (in graph order) to the graph's outputs."""
+        return self._module(tuple(self.model.outputs), training=True)
+
+    def _rebuild(self) -> None:
+        previous = {name: self.native(name) for name in getattr(self, "_attributes", {})}
+        self._forms = {False: (self.model, {}), True: training_form(self.model)}
+        self._modules: dict[tuple[bool, tuple[str, ...]], fx.GraphModule] = {}
+        self._callables: dict[tuple[bool, tuple[str, ...]], Callable[..., Any]] = {}
+        self._root = torch.nn.Module()
+        self._attributes: dict[str, str] = {}
+        generator = torch.Generator(device=self._device)
+        generator.manual_seed(self.seed)
+        setattr(self._root, _GENERATOR, generator)
+        statistics = set(self._forms[True][1])
+        for name, array in self.model.graph.initializers.items():
+            trainable = name in self._parameters
+            if not trainable and name not in statistics and array.dtype.kind == "O":
+                continue
+            attribute = _attribute_name(name, self._root)
+            self._attributes[name] = attribute
+            tensor = previous.get(name)
+            if tensor is None:
+                tensor = from_numpy(array, self._device).clone()
+            tensor = self._formatted(tensor)
+            if trainable:
+                self._root.register_parameter(attribute, torch.nn.Parameter(tensor))
+            else:
+                self._root.register_buffer(attribute, tensor)
+        self._parameter_tensors = {
+            name: getattr(self._root, self._attributes[name]) for name in self._parameters
+        }
+        self._input_dtypes = {
+            name: torch_dtype(value.dtype)
+            for name, value in self.model.graph.inputs.items()
+            if isinstance(value, TensorType) and value.dtype is not None and value.dtype.kind != "O"
+        }
+
+    def inference(
+        self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        wanted = self._select_outputs(inputs, outputs)
+        fed = self._feed(inputs)
+        with torch.no_grad(), self._numerics():
+            results = self._call(wanted, fed, training=False)
+        self._last = dict(fed) | dict(zip(wanted, results, strict=True))
+        return self._hand_out(wanted, results)
+
+    def inference_and_backprop(
+        self,
+        inputs: Mapping[str, Any],
+        loss: str = "loss",
+        outputs: Sequence[str] | None = None,
+        wrt: Sequence[str] | None = None,
+        cotangent: np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
+        self._check_loss(inputs, loss, cotangent is None)
+        wanted = self._select_outputs(inputs, outputs)
+        wanted = wanted if loss in wanted else (*wanted, loss)
+        updates = self._forms[True][1]
+        fed = self._feed(inputs)
+        if wrt is None:
+            targets = self._parameter_tensors
+        else:
+            targets = self._differentiable(self._check_wrt(wrt), fed)
+        for parameter in self._parameter_tensors.values():
+            parameter.grad = None
+        with self._numerics():
+            results = self._call((*wanted, *updates.values()), fed, training=True)
+            self._backward(loss, results[wanted.index(loss)], targets, wrt is None, cotangent)
+        self._last = dict(fed) | dict(zip(wanted, results, strict=False))
+        for name, tensor in targets.items():
+            assert tensor.grad is not None
+            self._last[GRADIENT_PREFIX + name] = tensor.grad
+        for statistic, new in zip(updates, results[len(wanted) :], strict=True):
+            getattr(self._root, self._attributes[statistic]).data = new.detach()
+        return self._hand_out(wanted, results)
+
+    def _backward(
+        self,
+        loss: str,
+        value: torch.Tensor,
+        targets: Mapping[str, torch.Tensor],
+        all_parameters: bool,
+        cotangent: np.ndarray | None,
+    ) -> None:
+        self._check_cotangent(loss, value.dtype, value.shape, cotangent)
+        if value.requires_grad:
+            if cotangent is None:
+                seed = torch.ones_like(value)
+            else:
+                seed = from_numpy(np.asarray(cotangent), self._device).to(value.dtype)
+            if all_parameters:
+                torch.autograd.backward([value], [seed])
+            else:
+                tensors = list(targets.values())
+                found = torch.autograd.grad([value], tensors, [seed], allow_unused=True)
+                for tensor, gradient in zip(tensors, found, strict=True):
+                    tensor.grad = gradient
+        for tensor in targets.values():
+            if tensor.grad is None:
+                tensor.grad = torch.zeros_like(tensor)
+
+    def native(self, name: str) -> torch.Tensor:
+        attribute = self._attributes.get(name)
+        if attribute is not None:
+            tensor: torch.Tensor = getattr(self._root, attribute)
+            return tensor.detach()
+        found = self._last.get(name)
+        if found is None:
+            raise UserError(
+                f"'{name}' is not kept; kept are parameters, gradients (grad/NAME) and the inputs and "
+                "outputs of the last run. Other values are kept after add_output(name)"
+            )
+        return found.detach()
+
+    def assign(self, name: str, tensor: torch.Tensor) -> None:
+        attribute = self._attributes.get(name)
+        if attribute is None:
+            raise UserError(f"assign: the network has no parameter or constant '{name}'")
+        current: torch.Tensor = getattr(self._root, attribute)
+        if tensor.shape != current.shape or tensor.dtype != current.dtype:
+            raise UserError(
+                f"assign: '{name}' is {current.dtype}{list(current.shape)}, "
+                f"got {tensor.dtype}{list(tensor.shape)}"
+            )
+        if tensor.device != current.device:
+            raise UserError(f"assign: '{name}' lies on {current.device}, the new value on {tensor.device}")
+        current.data = tensor
+        if name not in self._parameter_tensors:
+            # Small constants are literals of the emitted modules, so these are made anew.
+            self._modules, self._callables = {}, {}
+
+    def to_native(self, array: np.ndarray) -> torch.Tensor:
+        return self._formatted(from_numpy(np.asarray(array), self._device))
+
+    def to_numpy(self, tensor: torch.Tensor) -> np.ndarray:
+        return np.array(to_numpy(tensor))
+
+    def synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
+        from meta500.backends.torch.optimizers import create
+
+        return create(self, name, loss, **hyperparameters)
+
+    def close(self) -> None:
+        super().close()
+        self._modules, self._callables, self._last, self._attributes = {}, {}, {}, {}
+        self._parameter_tensors = {}
+        self._root = None
+
+    def _numerics(self) -> AbstractContextManager[None]:
+        """The device's float32 arithmetic as this network wants it, and as it was before afterwards."""
+        if self._device.type == "cpu":
+            return nullcontext()
+        return cuda_numerics(self._tf32, self._deterministic)
+
+    def _feed(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        fed = {}
+        for name, value in inputs.items():
+            if not isinstance(value, torch.Tensor):
+                value = from_numpy(self._as_input(name, value), self._device)
+            else:
+                wanted = self._input_dtypes.get(name, value.dtype)
+                if value.dtype != wanted or value.device != self._device:
+                    raise UserError(
+                        f"input '{name}' must be {wanted} on {self._device}, "
+                        f"got {value.dtype} on {value.device}"
+                    )
+            fed[name] = self._formatted(value)
+        self._check_shapes({name: tuple(tensor.shape) for name, tensor in fed.items()})
+        return fed
+
+    def _formatted(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._memory is torch.channels_last and tensor.ndim == 4:
+            return tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
+
+    def _differentiable(self, names: Sequence[str], fed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        targets = {}
+        for name in names:
+            if name in self._parameter_tensors:
+                targets[name] = self._parameter_tensors[name]
+                continue
+            if name not in fed:
+                raise UserError(f"wrt: '{name}' is neither a parameter nor an input that was fed")
+            if not fed[name].is_floating_point():
+                raise UserError(
+                    f"wrt: input '{name}' is {fed[name].dtype}; only floating point has a gradient"
+                )
+            fed[name] = fed[name].detach().requires_grad_()
+            targets[name] = fed[name]
+        return targets
+
+    def _call(
+        self, wanted: tuple[str, ...], fed: Mapping[str, torch.Tensor], training: bool
+    ) -> tuple[torch.Tensor, ...]:
+        key = (training, wanted)
+        if key not in self._callables:
+            module = self._module(wanted, training)
+            function: Callable[..., Any] = module
+            if self._mode == "compile":
+                options = None if self._compile_mode == "default" else self._compile_mode
+                function = torch.compile(module, mode=options)
+            self._callables[key] = function
+        if self.threads is not None and torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        module = self._modules[key]
+        arguments = [fed[name] for name in module.meta["inputs"]]
+        try:
+            if module.meta["random"] and self._mode == "compile":
+                with self._own_random_state():
+                    return self._callables[key](*arguments)  # type: ignore[no-any-return]
+            return self._callables[key](*arguments)  # type: ignore[no-any-return]
+        except UserError:
+            raise
+        except torch.OutOfMemoryError as error:
+            raise UserError(f"{self.model.name}: out of memory on {self._device}: {error}") from None
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise UserError(
+                f"{self.model.path or self.model.name}: PyTorch cannot run it: {error}"
+            ) from error
+
+    @contextmanager
+    def _own_random_state(self) -> Iterator[None]:
+        """PyTorch's default generators in this network's state, and as they were before afterwards.
+
+        Compiled graphs can only draw from the default generators.
+        """
+        cuda = self._device.type == "cuda"
+        with torch.random.fork_rng(devices=[self._device] if cuda else []):
+            if self._random_state is None:
+                torch.manual_seed(self.seed)
+            elif cuda:
+                torch.cuda.set_rng_state(self._random_state, self._device)
+            else:
+                torch.set_rng_state(self._random_state)
+            yield
+            self._random_state = torch.cuda.get_rng_state(self._device) if cuda else torch.get_rng_state()
+
+    def _module(self, wanted: tuple[str, ...], training: bool) -> fx.GraphModule:
+        key = (training, wanted)
+        if key not in self._modules:
+            self._modules[key] = self._emit(wanted, training)
+        return self._modules[key]
+
+    def _emit(self, wanted: tuple[str, ...], training: bool) -> fx.GraphModule:
+        model = self._forms[training][0]
+        root = self._root
+        assert root is not None
+        emitter = Emitter(fx.Graph(), root, self._device, _GENERATOR, self._mode == "compile")
+        graph = model.graph
+        needed, chosen = set(wanted), []
+        for op in reversed(graph.operations):
+            if needed & set(op.results):
+                needed.update(op.operands)
+                chosen.append(op)
+        fed = [name for name in graph.inputs if name in needed and name not in graph.initializers]
+        for index, name in enumerate(fed):
+            emitter.values[name] = emitter.graph.placeholder(f"input_{index}")
+        for name in graph.initializers:
+            if name not in needed:
+                continue
+            if name not in self._parameter_tensors:
+                emitter.constants[name] = self._constant(name, graph.initializers[name])
+            if name in self._attributes:
+                emitter.values[name] = emitter.graph.get_attr(self._attributes[name])
+        visitor = TorchVisitor()
+        for op in reversed(chosen):
+            op.accept(visitor, emitter)
+        emitter.graph.output(tuple(emitter.tensor(name) for name in wanted))
+        module = fx.GraphModule(root, emitter.graph, class_name="Training" if training else "Inference")
+        module.meta["inputs"] = fed
+        module.meta["random"] = emitter.random
+        return module
+
+    def _constant(self, name: str, initial: np.ndarray) -> np.ndarray:
+        attribute = self._attributes.get(name)
+        return initial if attribute is None else to_numpy(getattr(self._root, attribute))
+
+    def _hand_out(self, wanted: Sequence[str], results: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
+        kept = {t.data_ptr() for t in self._parameter_tensors.values()}
+        kept |= {t.data_ptr() for n, t in self._last.items() if n in self.model.graph.inputs}
+        found = {}
+        for name, tensor in zip(wanted, results, strict=False):
+            array = to_numpy(tensor)
+            # An output may be an input or parameter itself (Identity, Reshape): hand out a copy then.
+            found[name] = np.array(array) if tensor.data_ptr() in kept else array
+        return found
+
+
+@contextmanager
+def cuda_numerics(tf32: bool, deterministic: bool = False) -> Iterator[None]:
+    """Set TF32 for convolutions and products, and determinism of cuDNN; restores what was set before."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
+    cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = tf32, tf32, deterministic
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = before
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device '{name}'; choose cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device '{name}': this PyTorch sees no CUDA device; choose cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device '{name}' is not supported; choose cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        if device.index is not None and device.index >= torch.cuda.device_count():
+            raise UserError(f"device '{name}': there are {torch.cuda.device_count()} CUDA devices")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def _attribute_name(name: str, root: torch.nn.Module) -> str:
+    stem = "".join(c if c.isalnum() else "_" for c in name) or "tensor"
+    stem = f"t_{stem}" if not stem[0].isalpha() or hasattr(root, stem) else stem
+    index, attribute = 0, stem
+    while hasattr(root, attribute):
+        index += 1
+        attribute = f"{stem}_{index}"
+    return attribute

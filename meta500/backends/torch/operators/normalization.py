@@ -1,0 +1,322 @@
+"""Batch, instance, layer and local response normalization, and Dropout, which also knows two modes."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meta500.backends.torch.operators import rules
+from meta500.backends.torch.operators.literals import single
+from meta500.errors import UserError
+
+Ints = tuple[int, ...]
+
+# ONNX stores its defaults 1e-5, 0.9 and 1e-4 in float32.
+EPSILON = 9.999999747378752e-06
+MOMENTUM = 0.8999999761581421
+ALPHA = 9.999999747378752e-05
+
+
+def _batch_norm(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+    n_outputs: int,
+) -> Tensor | tuple[Tensor, ...]:
+    """Y[, running mean, running var[, batch mean, batch var]] over all axes but the channel axis 1."""
+    if x.ndim == 1:
+        # One axis is the batch, with a single channel.
+        y = _batch_norm(
+            x.unsqueeze(1), scale, bias, mean, var,
+            training=training, momentum=momentum, epsilon=epsilon, n_outputs=n_outputs,
+        )  # fmt: skip
+        return y.squeeze(1) if isinstance(y, Tensor) else (y[0].squeeze(1), *y[1:])
+    parameters = {t.dtype for t in (scale, bias, mean, var)}
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    # The kernels take one dtype throughout, or float32 parameters for a half-precision input.
+    if parameters != {x.dtype} and not (half and parameters == {torch.float32}):
+        wide = functools.reduce(torch.promote_types, parameters, x.dtype)
+        wide_y = _batch_norm(
+            x.to(wide), scale.to(wide), bias.to(wide), mean.to(wide), var.to(wide),
+            training=training, momentum=momentum, epsilon=epsilon, n_outputs=n_outputs,
+        )  # fmt: skip
+        if isinstance(wide_y, Tensor):
+            return wide_y.to(x.dtype)
+        return (wide_y[0].to(x.dtype), *(t.to(mean.dtype) for t in wide_y[1:]))
+    if not training and torch.is_grad_enabled() and (mean.requires_grad or var.requires_grad):
+        # The kernel has no gradient for given statistics.
+        column = (-1, *(1,) * (x.ndim - 2))
+        factor = scale * torch.rsqrt(var + epsilon)
+        return (x - mean.reshape(column)) * factor.reshape(column) + bias.reshape(column)
+    if not training:
+        return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
+
+    count = x.numel() // x.shape[1]
+    if n_outputs == 1 or count == 1:
+        # F.batch_norm refuses a single value per channel, whose variance of 0 ONNX does define.
+        y = torch.batch_norm(x, scale, bias, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled)
+        if n_outputs == 1:
+            return y
+        batch_mean = x.detach().mean([a for a in range(x.ndim) if a != 1])
+        running_mean = mean * momentum + batch_mean * (1 - momentum)
+        running_var = var * momentum
+    else:
+        # The kernel updates these copies by the same formula, except that its variance is the sample's,
+        # count / (count - 1) times ONNX's: scaled before and after, the result is ONNX's.
+        running_mean = mean.detach().clone()
+        sample_var = var.detach() * (count / (count - 1))
+        y = F.batch_norm(x, running_mean, sample_var, scale, bias, True, 1 - momentum, epsilon)
+        running_var = sample_var * ((count - 1) / count)
+    if n_outputs <= 3:
+        return y, running_mean, running_var
+    spread, centre = torch.var_mean(x, [a for a in range(x.ndim) if a != 1], correction=0)
+    return y, running_mean, running_var, centre, spread
+
+
+def _activation_norm(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+    n_outputs: int,
+) -> Tensor | tuple[Tensor, ...]:
+    """Batch normalization with ``spatial=0``: every element of (C, D1..Dn) has statistics of its own."""
+    shape = tuple(x.shape[1:])
+    if any(tuple(t.shape) != shape for t in (scale, bias, mean, var)):
+        raise UserError(
+            f"BatchNormalization: with spatial=0 scale, B, mean and var need the shape {shape} of one sample"
+        )
+    spread, centre = var, mean
+    if training:
+        spread, centre = torch.var_mean(x, 0, correction=0)
+    y = (x - centre) * torch.rsqrt(spread + epsilon) * scale + bias
+    if n_outputs == 1:
+        return y
+    running_mean = mean * momentum + centre.detach() * (1 - momentum)
+    running_var = var * momentum + spread.detach() * (1 - momentum)
+    return y, running_mean, running_var, centre, spread
+
+
+@rules.rule("BatchNormalization", since=1)
+def batch_normalization_1(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    epsilon: float = EPSILON,
+    is_test: int = 0,
+    momentum: float = MOMENTUM,
+    spatial: int = 1,
+    n_outputs: int = 1,
+) -> Tensor | tuple[Tensor, ...]:
+    """ONNX BatchNormalization-1 and -6: the batch's own statistics unless ``is_test`` is set."""
+    function = _batch_norm if spatial else _activation_norm
+    return function(
+        x, scale, bias, mean, var,
+        training=not is_test, momentum=momentum, epsilon=epsilon, n_outputs=n_outputs,
+    )  # fmt: skip
+
+
+@rules.rule("BatchNormalization", since=7)
+def batch_normalization_7(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    epsilon: float = EPSILON,
+    momentum: float = MOMENTUM,
+    spatial: int = 1,
+    n_outputs: int = 1,
+) -> Tensor | tuple[Tensor, ...]:
+    """ONNX BatchNormalization-7 and -9: training if more outputs than Y are wanted."""
+    function = _batch_norm if spatial else _activation_norm
+    return function(
+        x, scale, bias, mean, var,
+        training=n_outputs > 1, momentum=momentum, epsilon=epsilon, n_outputs=n_outputs,
+    )  # fmt: skip
+
+
+@rules.rule("BatchNormalization", since=14)
+def batch_normalization(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    input_mean: Tensor,
+    input_var: Tensor,
+    *,
+    epsilon: float = EPSILON,
+    momentum: float = MOMENTUM,
+    training_mode: int = 0,
+    n_outputs: int = 1,
+) -> Tensor | tuple[Tensor, ...]:
+    """ONNX BatchNormalization: (N, C, D1..Dn) and four (C) -> Y[, running mean (C), running var (C)].
+
+    ``running = input * momentum + batch * (1 - momentum)`` with the population variance of the batch. The
+    running statistics carry no gradient.
+
+    Raises:
+        UserError: running statistics are wanted in inference mode, which ONNX forbids.
+    """
+    if n_outputs > 1 and not training_mode:
+        raise UserError("BatchNormalization: running_mean and running_var exist only with training_mode=1")
+    return _batch_norm(
+        x, scale, bias, input_mean, input_var,
+        training=bool(training_mode), momentum=momentum, epsilon=epsilon, n_outputs=n_outputs,
+    )  # fmt: skip
+
+
+@rules.rule("InstanceNormalization", since=1)
+def instance_normalization(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    epsilon: float = EPSILON,
+) -> Tensor:
+    """ONNX InstanceNormalization: (N, C, D1..Dn), (C), (C) -> the shape of X, each plane on its own."""
+    # F.instance_norm refuses planes of one element, whose variance of 0 ONNX does define.
+    return torch.instance_norm(x, scale, bias, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled)
+
+
+@rules.rule("LayerNormalization", since=17)
+def layer_normalization(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = EPSILON,
+    stash_type: int = 1,
+    n_outputs: int = 1,
+) -> Tensor | tuple[Tensor, ...]:
+    """ONNX LayerNormalization over all axes from ``axis`` on -> Y[, Mean, InvStdDev].
+
+    ``stash_type`` 1 asks for float32 in the first stage: narrower inputs are widened to it, float64 ones stay
+    float64 (ONNX would round them). Mean and InvStdDev come in float32.
+
+    Raises:
+        UserError: ``stash_type`` other than 1, or an axis out of range.
+    """
+    if stash_type != 1:
+        raise UserError(f"LayerNormalization: stash_type {stash_type} is not supported, only 1 (float32)")
+    if not -x.ndim <= axis < x.ndim:
+        raise UserError(f"LayerNormalization: axis {axis} is outside of the {x.ndim} axes of the input")
+    shape = x.shape[axis % x.ndim :]
+    plain = scale.shape == shape and (bias is None or bias.shape == shape)
+    single = x.dtype in (torch.float32, torch.float64)
+    if n_outputs == 1 and plain and single:
+        return F.layer_norm(x, shape, scale, bias, epsilon)
+    stage = x if single else x.to(torch.float32)
+    dims = tuple(range(axis % x.ndim, x.ndim))
+    spread, centre = torch.var_mean(stage, dims, correction=0, keepdim=True)
+    inverse = torch.rsqrt(spread + epsilon)
+    y = ((stage - centre) * inverse).to(x.dtype) * scale
+    if bias is not None:
+        y = y + bias
+    return y if n_outputs == 1 else (y, centre.to(torch.float32), inverse.to(torch.float32))
+
+
+@rules.rule("LRN", since=1)
+def lrn(x: Tensor, *, size: int, alpha: float = ALPHA, beta: float = 0.75, bias: float = 1.0) -> Tensor:
+    """ONNX LRN: ``x / (bias + alpha / size * sum of squares of size channels around)**beta``."""
+    wide = x if x.dtype is torch.float64 else x.to(torch.float32)
+    squares = F.pad(wide.square().reshape(x.shape[0], 1, x.shape[1], -1), (0, 0, (size - 1) // 2, size // 2))
+    mean = F.avg_pool2d(squares, (size, 1), 1).reshape(x.shape)
+    return (wide / (mean * alpha + bias) ** beta).to(x.dtype)
+
+
+def _dropped(
+    x: Tensor, ratio: float, rng: torch.Generator | None, n_outputs: int
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Elements dropped with probability ``ratio``, the others scaled by ``1 / (1 - ratio)``; bool mask."""
+    if not 0 <= ratio < 1:
+        raise UserError(f"Dropout: ratio is {ratio}; it must be at least 0 and below 1")
+    if torch.compiler.is_compiling():
+        # Compiled graphs take no generator: there the device's default one draws.
+        if n_outputs == 1:
+            return F.dropout(x, ratio, True)
+        mask = torch.rand_like(x) >= ratio
+        return x * (mask * (1 / (1 - ratio))).to(x.dtype), mask
+    scale = torch.empty_like(x, requires_grad=False).bernoulli_(1 - ratio, generator=rng)
+    scale.mul_(1 / (1 - ratio))
+    y = x * scale
+    return y if n_outputs == 1 else (y, scale.to(torch.bool))
+
+
+@rules.rule("Dropout", since=1)
+def dropout_1(
+    x: Tensor,
+    *,
+    is_test: int = 0,
+    ratio: float = 0.5,
+    n_outputs: int = 1,
+    rng: torch.Generator | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """ONNX Dropout-1 and -6: drops unless ``is_test`` is set. The mask has the dtype of the input.
+
+    Raises:
+        UserError: the mask is wanted in test mode, where it is not filled; a ratio outside [0, 1).
+    """
+    if is_test:
+        if n_outputs > 1:
+            raise UserError("Dropout: before version 7 there is no mask with is_test=1")
+        return x
+    dropped = _dropped(x, ratio, rng, n_outputs)
+    return dropped if isinstance(dropped, Tensor) else (dropped[0], dropped[1].to(x.dtype))
+
+
+@rules.rule("Dropout", since=7)
+def dropout_7(
+    x: Tensor, *, ratio: float = 0.5, n_outputs: int = 1, since_version: int = 10
+) -> Tensor | tuple[Tensor, Tensor]:
+    """ONNX Dropout-7 and -10: inference only, all elements pass. The mask is bool from version 10 on."""
+    mask_type = x.dtype if since_version < 10 else torch.bool
+    return x if n_outputs == 1 else (x, torch.ones_like(x, dtype=mask_type, requires_grad=False))
+
+
+@rules.rule("Dropout", since=12, host=("ratio", "training_mode"))
+def dropout(
+    x: Tensor,
+    ratio: float | None = None,
+    training_mode: bool | None = None,
+    *,
+    seed: int | None = None,
+    n_outputs: int = 1,
+    rng: torch.Generator | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """ONNX Dropout: in training mode drops with probability ``ratio`` (0.5 where absent).
+
+    With ``seed`` every call draws the same mask, as in ONNX's reference evaluator; the network instead gives
+    a node with a seed a generator of its own, so that its masks differ from step to step.
+
+    Raises:
+        UserError: a ratio outside [0, 1); a seed in a compiled graph, which cannot make a generator.
+    """
+    if training_mode is None or not single("Dropout", "training_mode", training_mode):
+        return x if n_outputs == 1 else (x, torch.ones_like(x, dtype=torch.bool, requires_grad=False))
+    if seed is not None:
+        if torch.compiler.is_compiling():
+            raise UserError(
+                "Dropout: the seed attribute needs mode='eager'; drop it to use the network's seed"
+            )
+        rng = torch.Generator(device=x.device)
+        rng.manual_seed(seed)
+    return _dropped(x, 0.5 if ratio is None else single("Dropout", "ratio", ratio), rng, n_outputs)

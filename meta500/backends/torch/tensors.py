@@ -1,0 +1,76 @@
+"""Between numpy arrays and torch tensors, without copies where both can share the memory."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from meta500.errors import UserError
+
+# Element types that numpy takes from ml_dtypes, and the torch type with the same bits.
+_SPECIAL: dict[np.dtype, torch.dtype] = {
+    np.dtype(ml_dtypes.bfloat16): torch.bfloat16,
+    np.dtype(ml_dtypes.float8_e4m3fn): torch.float8_e4m3fn,
+    np.dtype(ml_dtypes.float8_e5m2): torch.float8_e5m2,
+    np.dtype(ml_dtypes.float8_e4m3fnuz): torch.float8_e4m3fnuz,
+    np.dtype(ml_dtypes.float8_e5m2fnuz): torch.float8_e5m2fnuz,
+}
+_BITS = {1: np.uint8, 2: np.uint16}
+_BACK = {value: key for key, value in _SPECIAL.items()}
+
+
+def from_numpy(array: np.ndarray, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor with the contents of ``array``; on the CPU it shares its memory.
+
+    Raises:
+        UserError: torch has no such dtype.
+    """
+    special = _SPECIAL.get(array.dtype)
+    if special is not None:
+        return from_numpy(array.view(_BITS[array.dtype.itemsize]), device).view(special)
+    if any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
+        array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    try:
+        if array.flags.writeable:
+            tensor = torch.from_numpy(array)
+        else:
+            with warnings.catch_warnings():  # nothing here writes to what it was fed
+                warnings.simplefilter("ignore", UserWarning)
+                tensor = torch.from_numpy(array)
+    except TypeError:
+        raise UserError(f"torch has no dtype for {array.dtype}") from None
+    return tensor if device is None or device.type == "cpu" else tensor.to(device)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """An array with the contents of ``tensor``; from the CPU it shares its memory."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    special = _BACK.get(tensor.dtype)
+    if special is not None:
+        bits = tensor.contiguous().view(torch.uint8 if special.itemsize == 1 else torch.uint16)
+        return bits.numpy().view(special)
+    return tensor.numpy()
+
+
+def torch_dtype(dtype: np.dtype) -> torch.dtype:
+    """The torch dtype of a numpy dtype.
+
+    Raises:
+        UserError: torch has none.
+    """
+    return from_numpy(np.zeros(0, dtype)).dtype
+
+
+def to_host_value(tensor: torch.Tensor) -> Any:
+    """A tensor as Python numbers; waits for the device."""
+    return _tuples(tensor.detach().cpu().tolist())
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

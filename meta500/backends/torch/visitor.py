@@ -1,0 +1,173 @@
+"""Turns operations into nodes of a ``torch.fx`` graph that call torch rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from meta500.backends.network import HOST, NATIVE, UNSUPPORTED, NodeCoverage
+from meta500.backends.numpy import visitor as numpy_visitor
+from meta500.backends.torch.operators import rules
+from meta500.backends.torch.tensors import from_numpy, to_host_value
+from meta500.graph import Operation, Visitor
+
+# Literals up to this many elements are written into the graph; longer host constants stay tensors.
+_LITERAL = 4096
+
+
+@dataclass
+class Emitter:
+    """What a visit writes to: the fx graph, the module that owns its attributes, and the values so far.
+
+    ``constants`` are the values known when the graph is built (initializers that are not trained and results
+    of Constant nodes), as numpy arrays; ``random`` whether some operation draws random numbers.
+    """
+
+    graph: fx.Graph
+    root: torch.nn.Module
+    device: torch.device
+    generator: str
+    compiled: bool = False
+    values: dict[str, fx.Node] = field(default_factory=dict)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    random: bool = False
+
+    def tensor(self, name: str) -> fx.Node | None:
+        """The node of a value; a constant becomes an attribute of the module when it is first used."""
+        if not name:
+            return None
+        if name not in self.values:
+            attribute = f"constant_{len(self.values)}"
+            self.root.register_buffer(
+                attribute, from_numpy(self.constants[name], self.device), persistent=False
+            )
+            self.values[name] = self.graph.get_attr(attribute)
+        return self.values[name]
+
+    def host(self, name: str) -> Any:
+        """The value as Python numbers: a literal if it is known now, else fetched when the network runs."""
+        if not name:
+            return None
+        constant = self.constants.get(name)
+        if constant is not None and constant.size <= _LITERAL:
+            return _literal(constant.tolist())
+        return self.graph.call_function(to_host_value, (self.tensor(name),))
+
+
+class TorchVisitor(Visitor):
+    """Looks every operation up in the rules; overriding ``visit_<operator>`` replaces a rule."""
+
+    backend = "torch"
+
+    def visit_operation(self, op: Operation, network: Emitter) -> None:
+        """Emit ``op`` into the fx graph; onto the host when only numpy has a rule for it.
+
+        Raises:
+            UnsupportedOperation: neither torch nor numpy has a rule for this version.
+        """
+        entry = rules.find(op.domain, op.op_type, op.since_version)
+        if entry is None:
+            self._emit_host(op, network)
+            return
+        if op.op_type == "Constant" and op.domain == "":
+            network.constants[op.results[0]] = _constant(op)
+            return
+        args = [
+            network.host(name) if position in entry.host_positions else network.tensor(name)
+            for position, name in enumerate(op.operands)
+        ]
+        keywords = {
+            name: _attribute(value, network) for name, value in numpy_visitor.bind(entry.rule, op).items()
+        }
+        if op.op_type == "ConstantOfShape" and keywords.get("value") is None:
+            # A tensor on the network's device; without one the rule would not know the device.
+            keywords["value"] = _attribute(np.zeros(1, np.float32), network)
+        if "rng" in entry.rule.injected:
+            network.random = True
+            keywords["rng"] = _generator(keywords, network)
+        node = network.graph.call_function(entry.rule.function, tuple(args), keywords)
+        node.meta["operation"] = op
+        _bind_results(op, node, network)
+
+    def _emit_host(self, op: Operation, network: Emitter) -> None:
+        from meta500.backends.torch.host import HostOperation
+
+        step = numpy_visitor.NumpyVisitor().visit_operation(op, None)
+        attribute = f"host_{sum(1 for n in network.graph.nodes if n.op == 'call_module')}"
+        network.root.add_module(attribute, HostOperation(step))
+        node = network.graph.call_module(attribute, tuple(network.tensor(name) for name in op.operands))
+        node.meta["operation"] = op
+        for index, name in enumerate(op.results):
+            if name:
+                network.values[name] = network.graph.call_function(_item, (node, index))
+
+
+def _item(values: tuple[Any, ...], index: int) -> Any:
+    return values[index]
+
+
+def _bind_results(op: Operation, node: fx.Node, network: Emitter) -> None:
+    if len(op.results) == 1 and not _returns_tuple(op):
+        network.values[op.results[0]] = node
+        return
+    for index, name in enumerate(op.results):
+        if name:
+            network.values[name] = network.graph.call_function(_element, (node, index))
+
+
+def _element(value: Any, index: int) -> Any:
+    """Output ``index`` of a rule, which returns a tuple only when it has several outputs."""
+    return value[index] if isinstance(value, tuple | list) else value
+
+
+def _returns_tuple(op: Operation) -> bool:
+    """Whether the rule of ``op`` may return a tuple although one output is asked for."""
+    return len(op.signature.outputs) > 1 or any(formal.variadic for formal in op.signature.outputs)
+
+
+def _generator(keywords: dict[str, Any], network: Emitter) -> fx.Node:
+    """The network's generator, or one of the node's own, seeded once, where the node has a seed.
+
+    Compiled graphs draw from PyTorch's default generators; there the rule sees the seed and refuses it.
+    """
+    seed = keywords.get("seed")
+    if seed is None or network.compiled:
+        return network.graph.get_attr(network.generator)
+    keywords["seed"] = None
+    attribute = f"generator_{sum(1 for _ in network.graph.nodes)}"
+    generator = torch.Generator(device=network.device)
+    generator.manual_seed(int(seed))
+    setattr(network.root, attribute, generator)
+    return network.graph.get_attr(attribute)
+
+
+def _constant(op: Operation) -> np.ndarray:
+    """The value of a Constant node: known when the graph is built, so never computed again."""
+    step = numpy_visitor.NumpyVisitor().visit_operation(op, None)
+    return np.asarray(step.forward((), np.random.default_rng(0)).outputs[0])
+
+
+def _attribute(value: Any, network: Emitter) -> Any:
+    if isinstance(value, np.ndarray):
+        attribute = f"attribute_{sum(1 for n in network.graph.nodes)}"
+        network.root.register_buffer(attribute, from_numpy(value, network.device), persistent=False)
+        return network.graph.get_attr(attribute)
+    return value
+
+
+def _literal(value: Any) -> Any:
+    return tuple(_literal(item) for item in value) if isinstance(value, list) else value
+
+
+def node_coverage(op: Operation) -> NodeCoverage:
+    """How the torch backend runs ``op``: its own rule, numpy's on the host, or not at all."""
+    if rules.find(op.domain, op.op_type, op.since_version) is not None:
+        return NodeCoverage(op.name, op.op_type, op.domain, op.since_version, NATIVE)
+    fallback = numpy_visitor.node_coverage(op)
+    if fallback.how == UNSUPPORTED:
+        return fallback
+    return NodeCoverage(op.name, op.op_type, op.domain, op.since_version, HOST, "numpy rule on the host")
