@@ -88,9 +88,7 @@ class Dataset:
             array.flags.writeable = False
         return replace(self, inputs=taken)
 
-    def split(
-        self, fraction: float, seed: int = 0, *, stratified: bool = False
-    ) -> tuple[Dataset, Dataset]:
+    def split(self, fraction: float, seed: int = 0, *, stratified: bool = False) -> tuple[Dataset, Dataset]:
         """Split at random into (train, test); every sample lands in exactly one of the two.
 
         The test set gets ``fraction`` of the samples, rounded to the nearest count. Both keep the
@@ -131,9 +129,7 @@ class Dataset:
         try:
             target = np.dtype(dtype)
         except TypeError:
-            raise UserError(
-                f"unknown dtype {dtype!r}: choose float16, float32 or float64"
-            ) from None
+            raise UserError(f"unknown dtype {dtype!r}: choose float16, float32 or float64") from None
         choose("floating-point dtype", target.name, ("float16", "float32", "float64"))
         arrays = {}
         for key, value in self.inputs.items():
@@ -155,13 +151,11 @@ class Dataset:
         for key, value in self.inputs.items():
             if value.dtype.kind in "OUSMm":
                 raise UserError(
-                    f"dataset '{self.name}': input '{key}' has dtype {value.dtype}; "
-                    "numbers are needed"
+                    f"dataset '{self.name}': input '{key}' has dtype {value.dtype}; numbers are needed"
                 )
             if value.ndim == 0:
                 raise UserError(
-                    f"dataset '{self.name}': input '{key}' is a scalar; "
-                    "its first axis must be the samples"
+                    f"dataset '{self.name}': input '{key}' is a scalar; its first axis must be the samples"
                 )
         lengths = {key: len(value) for key, value in self.inputs.items()}
         if len(set(lengths.values())) > 1:
@@ -183,8 +177,7 @@ class Dataset:
             raise UserError(f"{where} holds {low}; class numbers start at 0")
         if self.classes is not None and high >= len(self.classes):
             raise UserError(
-                f"{where} holds {high}, outside 0..{len(self.classes) - 1} "
-                f"of its {len(self.classes)} classes"
+                f"{where} holds {high}, outside 0..{len(self.classes) - 1} of its {len(self.classes)} classes"
             )
 
     def _stratified_choice(self, order: np.ndarray, share: float, test_size: int) -> np.ndarray:

@@ -98,9 +98,7 @@ class OrderedSampler(Sampler):
 class ShuffleSampler(Sampler):
     """Every sample exactly once per epoch, in a random order that depends on (seed, epoch)."""
 
-    def __init__(
-        self, dataset: Dataset, batch_size: int, *, seed: int = 0, drop_last: bool = False
-    ) -> None:
+    def __init__(self, dataset: Dataset, batch_size: int, *, seed: int = 0, drop_last: bool = False) -> None:
         super().__init__(dataset, batch_size, drop_last=drop_last)
         self.seed = integer("seed", seed, minimum=0)
 

@@ -106,9 +106,7 @@ def draw_scene(
     return scene
 
 
-def stamp(
-    scene: Scene, shape: Shape, centre: tuple[float, float], unit: float, angle: float
-) -> None:
+def stamp(scene: Scene, shape: Shape, centre: tuple[float, float], unit: float, angle: float) -> None:
     """Paint ``shape`` into ``scene``, image and labels.
 
     Args:
@@ -127,9 +125,7 @@ def stamp(
     down = ((np.arange(top, bottom) + 0.5 - centre[0]) * per_pixel).astype(np.float32)[:, None]
     across = ((np.arange(left, right) + 0.5 - centre[1]) * per_pixel).astype(np.float32)[None, :]
     middle = np.float32(_RESOLUTION / 2 - 0.5)
-    ink = _bilinear(
-        shape.template, cos * down - sin * across + middle, sin * down + cos * across + middle
-    )
+    ink = _bilinear(shape.template, cos * down - sin * across + middle, sin * down + cos * across + middle)
 
     # Blend over about one pixel: ink changes by about 1 / unit from one pixel to the next.
     sharpness = np.float32(unit)
@@ -187,9 +183,7 @@ def _cubic_weights() -> np.ndarray:
     return weights
 
 
-def _cells(
-    random: np.random.Generator, height: int, width: int
-) -> list[tuple[float, float, float, float]]:
+def _cells(random: np.random.Generator, height: int, width: int) -> list[tuple[float, float, float, float]]:
     """Cut the scene into rows of cells of random size: (top, left, height, width) of each."""
     row_height = max(min(height, width) * random.uniform(0.3, 0.55), 16.0)
     cells = []

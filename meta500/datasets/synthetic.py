@@ -123,13 +123,10 @@ def _shape_and_dtype(name: str, spec: Any, samples: int | None) -> tuple[tuple[i
         raise UserError(f"synthetic input '{name}' must be (shape, dtype), not {spec!r}")
     if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) == 0:
         raise UserError(
-            f"synthetic input '{name}': shape must be a tuple with the batch axis first, "
-            f"not {shape!r}"
+            f"synthetic input '{name}': shape must be a tuple with the batch axis first, not {shape!r}"
         )
     batch = shape[0] if samples is None else samples
-    axes = [
-        integer(f"synthetic input '{name}': axis 0 of its shape (or samples)", batch, minimum=1)
-    ]
+    axes = [integer(f"synthetic input '{name}': axis 0 of its shape (or samples)", batch, minimum=1)]
     for axis, size in enumerate(shape[1:], start=1):
         axes.append(integer(f"synthetic input '{name}': axis {axis} of its shape", size, minimum=1))
     try:

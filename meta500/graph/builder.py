@@ -132,9 +132,7 @@ class Builder:
             else:
                 self._claim(name)
                 self._graph.operations = [op.renamed({value: name}) for op in self._graph.operations]
-                self._graph.outputs = {
-                    name if k == value else k: v for k, v in self._graph.outputs.items()
-                }
+                self._graph.outputs = {name if k == value else k: v for k, v in self._graph.outputs.items()}
                 self._renamed = {k: name if v == value else v for k, v in self._renamed.items()}
                 self._renamed[value] = name
                 value = name

@@ -54,7 +54,9 @@ class MeanSquaredError(Operation):
     domain = DOMAIN
     op_type = "MeanSquaredError"
     signatures = (
-        Signature(1, "prediction target", "loss", (Attribute("reduction", "STRING", False, "mean"),), minimum=2),
+        Signature(
+            1, "prediction target", "loss", (Attribute("reduction", "STRING", False, "mean"),), minimum=2
+        ),
     )
     prediction: str
     target: str

@@ -177,7 +177,7 @@ class Operation:
                 given = _checked(self, attribute, given)
             setattr(self, attribute.name, given)
         for field, given in values.items():
-            if given is not None and given != "" and given != ():
+            if _is_set(given):
                 raise UserError(
                     f"{self.label}: version {signature.since} of {self.op_type} has no '{field}'; "
                     f"it has {', '.join(self._names()) or 'no fields'}"
@@ -285,9 +285,7 @@ class Operation:
             )
         for attribute in signature.attributes.values():
             if attribute.required and getattr(self, attribute.name) is None:
-                raise UserError(
-                    f"{self.label}: attribute '{attribute.name}' ({attribute.kind}) is required"
-                )
+                raise UserError(f"{self.label}: attribute '{attribute.name}' ({attribute.kind}) is required")
 
     def accept(self, visitor: Any, network: Any) -> Any:
         """Call ``visitor.visit_<operator>(self, network)``."""
@@ -295,7 +293,7 @@ class Operation:
         return (method or visitor.visit_operation)(self, network)
 
     def __repr__(self) -> str:
-        parts = [f"{name}={getattr(self, name)!r}" for name in self._names() if _worth_showing(getattr(self, name))]
+        parts = [f"{name}={getattr(self, name)!r}" for name in self._names() if _is_set(getattr(self, name))]
         label = f"{self.name!r}, " if self.name else ""
         return f"{type(self).__name__}[{self.since_version}]({label}{', '.join(parts)})"
 
@@ -378,10 +376,8 @@ def _checked_scalar(op: Operation, attribute: Attribute, kind: str, value: Any) 
 
 
 def _wrong_type(op: Operation, attribute: Attribute, value: Any) -> UserError:
-    return UserError(
-        f"{op.label}: attribute '{attribute.name}' must be {attribute.kind}, got {value!r}"
-    )
+    return UserError(f"{op.label}: attribute '{attribute.name}' must be {attribute.kind}, got {value!r}")
 
 
-def _worth_showing(value: Any) -> bool:
+def _is_set(value: Any) -> bool:
     return value is not None and not (isinstance(value, str | tuple) and not value)

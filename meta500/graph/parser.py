@@ -49,7 +49,9 @@ def load(
         try:
             data = Path(path).read_bytes()
         except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror}); give the path of an ONNX file") from None
+            raise UserError(
+                f"{path}: cannot be read ({error.strerror}); give the path of an ONNX file"
+            ) from None
         proto, folder = _decode(data, path), Path(path).resolve().parent
     else:
         raise UserError(f"a model is a path, bytes or a ModelProto, not {type(source).__name__}")
@@ -89,7 +91,8 @@ class _Parser:
             newest = OPSETS.get(domain)
             if newest is not None and not 1 <= version <= newest:
                 raise UserError(
-                    f"opset {version} of {domain or 'ai.onnx'} is unknown; this version of meta500 knows 1 to {newest}"
+                    f"opset {version} of {domain or 'ai.onnx'} is unknown; "
+                    f"this version of meta500 knows 1 to {newest}"
                 )
         functions = {(f.domain, f.name, f.overload): self.function(f) for f in proto.functions}
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
@@ -150,7 +153,8 @@ class _Parser:
             outputs=tuple(proto.output),
             attributes=tuple(proto.attribute),
             attribute_defaults={
-                a.name: (attribute_kind(a), self.attribute(a, opsets, proto.name)) for a in proto.attribute_proto
+                a.name: (attribute_kind(a), self.attribute(a, opsets, proto.name))
+                for a in proto.attribute_proto
             },
             operations=[self.operation(node, opsets) for node in proto.node],
             opset_imports=opsets,
@@ -174,7 +178,9 @@ class _Parser:
                 raise UserError(f"{label}: attribute '{a.name}' is given twice")
             attributes[a.name] = (attribute_kind(a), self.attribute(a, opsets, label))
         cls = OPERATORS.get((domain, node.op_type)) or custom_operations().get((domain, node.op_type))
-        if cls is None or ((node.domain, node.op_type, node.overload) in self.functions and domain not in OPSETS):
+        if cls is None or (
+            (node.domain, node.op_type, node.overload) in self.functions and domain not in OPSETS
+        ):
             if (node.domain, node.op_type, node.overload) in self.functions and cls is None:
                 return FunctionCall(node.domain, node.op_type, node.input, node.output, attributes, **common)
             if cls is None:
@@ -218,7 +224,9 @@ class _Parser:
         if kind == "TENSOR":
             return tensor_to_array(proto.t, self.folder, f"{label}: attribute '{proto.name}'")
         if kind == "TENSORS":
-            return tuple(tensor_to_array(t, self.folder, f"{label}: attribute '{proto.name}'") for t in proto.tensors)
+            return tuple(
+                tensor_to_array(t, self.folder, f"{label}: attribute '{proto.name}'") for t in proto.tensors
+            )
         if kind == "SPARSE_TENSOR":
             return self.sparse(proto.sparse_tensor, f"{label}: attribute '{proto.name}'")
         if kind == "SPARSE_TENSORS":
@@ -262,7 +270,9 @@ def _external(tensor: TensorProto, folder: Path | None, label: str) -> np.ndarra
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
-        raise UserError(f"{label}: its data lies in '{location}'; load the model from its file, not from bytes")
+        raise UserError(
+            f"{label}: its data lies in '{location}'; load the model from its file, not from bytes"
+        )
     target = (folder / location).resolve()
     if not location or not target.is_relative_to(folder):
         raise UserError(f"{label}: external data '{location}' lies outside the model's folder")
@@ -288,7 +298,9 @@ def _external(tensor: TensorProto, folder: Path | None, label: str) -> np.ndarra
 
 
 _PACKED = {
-    getattr(TensorProto, name) for name in ("INT4", "UINT4", "INT2", "UINT2", "FLOAT4E2M1") if hasattr(TensorProto, name)
+    getattr(TensorProto, name)
+    for name in ("INT4", "UINT4", "INT2", "UINT2", "FLOAT4E2M1")
+    if hasattr(TensorProto, name)
 }
 
 

@@ -77,7 +77,7 @@ ValueType = TensorType | SparseTensorType | SequenceType | OptionalType | MapTyp
 
 @dataclass(frozen=True)
 class SparseTensor:
-    """A sparse constant: ``values`` (n,), ``indices`` (n,) or (n, rank) as ONNX writes them, dense ``shape``."""
+    """A sparse constant: ``values`` (n,), ``indices`` (n,) or (n, rank), and the dense ``shape``."""
 
     values: np.ndarray
     indices: np.ndarray
@@ -172,9 +172,7 @@ def _dimension(dim: Any) -> Dimension:
     return str(dim.dim_param) or None if kind == "dim_param" else None
 
 
-def _write_shape(
-    proto: Any, shape: tuple[Dimension, ...] | None, denotations: tuple[str, ...]
-) -> None:
+def _write_shape(proto: Any, shape: tuple[Dimension, ...] | None, denotations: tuple[str, ...]) -> None:
     if shape is None:
         return
     proto.shape.SetInParent()

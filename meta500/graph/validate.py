@@ -64,5 +64,6 @@ def _disorder(graph: Graph, op: Operation, name: str, written: dict[str, Operati
         cycle = [graph.operations[index].label for index in error.args[1]]
         return f"the graph has a cycle: {' -> '.join(reversed(cycle))}"
     return (
-        f"{op.label}: reads '{name}' before {written[name].label} writes it; nodes must be sorted topologically"
+        f"{op.label}: reads '{name}' before {written[name].label} writes it; "
+        "nodes must be sorted topologically"
     )

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from meta500.metrics import plots, tickers
     from meta500.metrics.clocks import Timer, Timing, clock_overhead, interleave, measure
     from meta500.metrics.comparison import Comparison, compare
-    from meta500.metrics.machine import differences, environment
     from meta500.metrics.events import RunState, Ticker
+    from meta500.metrics.machine import differences, environment
     from meta500.metrics.norms import ErrorNorms, tolerance
     from meta500.metrics.norms import compare as error_norms
     from meta500.metrics.rows import Row, read_csv, read_jsonl, to_frame

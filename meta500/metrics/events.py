@@ -221,14 +221,8 @@ class Dispatcher:
     def __init__(self, tickers: Sequence[Ticker]) -> None:
         for ticker in tickers:
             if not isinstance(ticker, Ticker):
-                hint = (
-                    " (the class was given; create an object of it)"
-                    if isinstance(ticker, type)
-                    else ""
-                )
-                raise UserError(
-                    f"tickers must be objects of Ticker subclasses, not {ticker!r}{hint}"
-                )
+                hint = " (the class was given; create an object of it)" if isinstance(ticker, type) else ""
+                raise UserError(f"tickers must be objects of Ticker subclasses, not {ticker!r}{hint}")
         self.listeners: dict[str, list[Callable[[RunState], Any]]] = {
             event: [getattr(ticker, event) for ticker in tickers if _overrides(ticker, event)]
             for event in EVENTS
@@ -294,6 +288,4 @@ def _abort(question: str, answer: Any) -> Abort | None:
         return Abort(answer) if answer else None
     if isinstance(answer, bool | np.bool_):
         return Abort(f"a ticker answered yes to {question}") if answer else None
-    raise UserError(
-        f"{question} must answer with a bool, a reason (str) or an Abort, not {answer!r}"
-    )
+    raise UserError(f"{question} must answer with a bool, a reason (str) or an Abort, not {answer!r}")

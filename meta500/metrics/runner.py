@@ -244,14 +244,10 @@ class Runner:
 
     def _scalar_loss(self, outputs: Mapping[str, np.ndarray]) -> float:
         if self.loss not in outputs:
-            raise UserError(
-                f"optimizer.train gave no '{self.loss}', only: {', '.join(outputs) or 'nothing'}"
-            )
+            raise UserError(f"optimizer.train gave no '{self.loss}', only: {', '.join(outputs) or 'nothing'}")
         value = np.asarray(outputs[self.loss])
         if value.size != 1:
-            raise UserError(
-                f"the loss output '{self.loss}' must be a scalar; its shape is {value.shape}"
-            )
+            raise UserError(f"the loss output '{self.loss}' must be a scalar; its shape is {value.shape}")
         return float(value.item())
 
     def _aborts(self, question: str, state: RunState) -> bool:
@@ -280,9 +276,7 @@ class Runner:
         if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 1:
             raise UserError(f"{name} must be an integer of at least 1, not {given!r}")
         if self.fixed_batch not in (None, given):
-            raise UserError(
-                f"{name} is {given}, but the network takes batches of exactly {self.fixed_batch}"
-            )
+            raise UserError(f"{name} is {given}, but the network takes batches of exactly {self.fixed_batch}")
         return int(given)
 
     def _training_sampler(self, train_set: Any, seed: int, drop_last: bool | None) -> Any:
@@ -323,8 +317,7 @@ class Runner:
 
         if not isinstance(sampler, Iterable):
             raise UserError(
-                f"the {kind} must be a Dataset, a Sampler or an iterable of batches, not "
-                f"{sampler!r}"
+                f"the {kind} must be a Dataset, a Sampler or an iterable of batches, not {sampler!r}"
             )
         if self.fixed_batch is None or not isinstance(sampler, Sampler):
             return sampler
@@ -361,9 +354,7 @@ def fixed_batch_size(network: Any, data: Any = None) -> int | None:
         name: int(shape[0])
         for name, kind in network.inputs.items()
         # A type, or its shape, may be unknown; a symbolic or unknown dimension is no int.
-        if name in fed
-        and (shape := getattr(kind, "shape", None))
-        and isinstance(shape[0], int | np.integer)
+        if name in fed and (shape := getattr(kind, "shape", None)) and isinstance(shape[0], int | np.integer)
     }
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"'{name}' {size}" for name, size in sizes.items())
@@ -377,9 +368,7 @@ def _with_defaults(tickers: Sequence[Ticker], nan_abort: bool) -> list[Ticker]:
     given = list(tickers)
     summaries = [t for t in given if isinstance(t, SummaryTicker)] or [SummaryTicker()]
     if len(summaries) > 1:
-        raise UserError(
-            f"{len(summaries)} SummaryTickers were given; each would count every step again"
-        )
+        raise UserError(f"{len(summaries)} SummaryTickers were given; each would count every step again")
     rest = [t for t in given if t is not summaries[0]]
     if nan_abort and not any(isinstance(t, NanAbort) for t in rest):
         rest.append(NanAbort())

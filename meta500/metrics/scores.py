@@ -113,9 +113,7 @@ class Confusion(Score):
         prediction, target = np.asarray(prediction), np.asarray(target)
         if prediction.shape == target.shape and np.issubdtype(prediction.dtype, np.integer):
             if self.classes is None:
-                raise UserError(
-                    "class indices were given as prediction: say how many classes there are"
-                )
+                raise UserError("class indices were given as prediction: say how many classes there are")
             classes, predicted = self.classes, prediction
             labels, kept = _labels(target, target.shape, classes, self.ignore)
             if predicted.size and (predicted.min() < 0 or predicted.max() >= classes):
@@ -128,9 +126,7 @@ class Confusion(Score):
         if self._counts is None:
             self._counts = np.zeros((classes, classes + 1), np.int64)
         elif self._counts.shape[0] != classes:
-            raise UserError(
-                f"the scores have {classes} classes on axis 1, earlier {self._counts.shape[0]}"
-            )
+            raise UserError(f"the scores have {classes} classes on axis 1, earlier {self._counts.shape[0]}")
         column = np.where(predicted < 0, classes, predicted)[kept].astype(np.int64)
         flat = labels[kept].astype(np.int64) * (classes + 1) + column
         self._counts += np.bincount(flat, minlength=self._counts.size).reshape(self._counts.shape)
@@ -256,9 +252,7 @@ def score(name: str) -> Score:
     return SCORES[choose("score", name, SCORES)]()
 
 
-def accuracy(
-    scores: np.ndarray, labels: np.ndarray, k: int = 1, ignore: int | None = None
-) -> float:
+def accuracy(scores: np.ndarray, labels: np.ndarray, k: int = 1, ignore: int | None = None) -> float:
     """Top-k accuracy of class scores (N, C, ...) and integer labels (N, ...); see `Accuracy`."""
     return _once(Accuracy(k, ignore), scores, labels)
 

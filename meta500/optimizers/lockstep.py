@@ -90,9 +90,7 @@ class Trajectories:
         """All rows as a pandas.DataFrame with the columns of ``Difference``."""
         import pandas as pd
 
-        return pd.DataFrame(
-            [[getattr(row, c) for c in COLUMNS] for row in self.rows], columns=list(COLUMNS)
-        )
+        return pd.DataFrame([[getattr(row, c) for c in COLUMNS] for row in self.rows], columns=list(COLUMNS))
 
 
 def compare_optimizers(
@@ -122,9 +120,7 @@ def compare_optimizers(
             differ, the data are too few, or the file cannot be written.
     """
     if a is b or a.network is b.network:
-        raise UserError(
-            "comparing two optimizers needs two optimizers, each on a network of its own"
-        )
+        raise UserError("comparing two optimizers needs two optimizers, each on a network of its own")
     if a.step_count != b.step_count:
         raise UserError(
             f"the optimizers stand at different steps, a at {a.step_count} and b at "
@@ -147,9 +143,7 @@ def compare_optimizers(
             record(step=done, losses=losses)
     if done == 0 or (steps is not None and done < steps):
         asked = "at least 1" if steps is None else str(steps)
-        raise UserError(
-            f"the data gave {done} batches, {asked} needed: give a dataset or a list of batches"
-        )
+        raise UserError(f"the data gave {done} batches, {asked} needed: give a dataset or a list of batches")
     return result
 
 
@@ -164,9 +158,7 @@ def _same_parameters(a: Network, b: Network) -> list[str]:
     for name in names:
         left, right = (tuple(network.native(name).shape) for network in (a, b))
         if left != right:
-            raise UserError(
-                f"parameter '{name}' has shape {left} in a and {right} in b: they must be equal"
-            )
+            raise UserError(f"parameter '{name}' has shape {left} in a and {right} in b: they must be equal")
     return names
 
 

@@ -85,9 +85,7 @@ class ThreeStepOptimizer(Optimizer):
         originals: dict[str, Array] = {}
         try:
             self.prepare(originals)
-            result = network.inference_and_backprop(
-                inputs, loss=self.loss, outputs=self.wanted(outputs)
-            )
+            result = network.inference_and_backprop(inputs, loss=self.loss, outputs=self.wanted(outputs))
         except BaseException:
             for name, value in originals.items():
                 network.assign(name, value)
@@ -179,11 +177,7 @@ class ThreeStepOptimizer(Optimizer):
             self._parameters[name] = saved.describe(old)
         new = self._as_array(self.update_rule(grad, old, name), old)
         if getattr(new, "shape", None) != old.shape or new.dtype != old.dtype:
-            got = (
-                "None"
-                if new is None
-                else f"{getattr(new, 'shape', ())} {getattr(new, 'dtype', '')}"
-            )
+            got = "None" if new is None else f"{getattr(new, 'shape', ())} {getattr(new, 'dtype', '')}"
             raise UserError(
                 f"{type(self).__name__}: update_rule returned {got} for parameter '{name}', which "
                 f"has {tuple(old.shape)} {old.dtype}: shape and dtype must stay (use Python floats "

@@ -39,18 +39,14 @@ class Schedule:
 def _number(owner: str, name: str, value: Any) -> float:
     number = as_float(value)
     if number is None or number < 0.0:
-        raise UserError(
-            f"schedule {owner}: {name} = {value!r} is not valid: give a finite number at least 0"
-        )
+        raise UserError(f"schedule {owner}: {name} = {value!r} is not valid: give a finite number at least 0")
     return number
 
 
 def _positive(owner: str, name: str, value: Any) -> float:
     number = _number(owner, name, value)
     if number == 0.0:
-        raise UserError(
-            f"schedule {owner}: {name} = {value!r} is not valid: give a finite number above 0"
-        )
+        raise UserError(f"schedule {owner}: {name} = {value!r} is not valid: give a finite number above 0")
     return number
 
 
@@ -65,9 +61,7 @@ def _steps(owner: str, name: str, value: Any) -> int:
 def _milestones(owner: str, values: Sequence[int]) -> tuple[int, ...]:
     steps = tuple(_steps(owner, "milestones", value) for value in values)
     if any(a >= b for a, b in itertools.pairwise(steps)):
-        raise UserError(
-            f"schedule {owner}: milestones = {list(values)} is not valid: give increasing steps"
-        )
+        raise UserError(f"schedule {owner}: milestones = {list(values)} is not valid: give increasing steps")
     return steps
 
 
@@ -116,15 +110,11 @@ def cosine(learning_rate: float, steps: int, minimum: float = 0.0) -> Schedule:
     length = _steps("cosine", "steps", steps)
     return Schedule(
         f"cosine({rate!r}, {length}, {low!r})",
-        lambda step: (
-            low + (rate - low) * 0.5 * (1.0 + math.cos(math.pi * min(step, length) / length))
-        ),
+        lambda step: low + (rate - low) * 0.5 * (1.0 + math.cos(math.pi * min(step, length) / length)),
     )
 
 
-def linear(
-    learning_rate: float, steps: int, start: float = 1.0 / 3.0, end: float = 1.0
-) -> Schedule:
+def linear(learning_rate: float, steps: int, start: float = 1.0 / 3.0, end: float = 1.0) -> Schedule:
     """γ times a factor from ``start`` straight to ``end``, then constant (torch: LinearLR)."""
     rate, length = (
         _number("linear", "learning_rate", learning_rate),
@@ -201,18 +191,12 @@ def one_cycle(
             low, high, part = top, last, (min(step, end) - turn) / (end - turn)
         return high + (low - high) * 0.5 * (1.0 + math.cos(math.pi * part))
 
-    return Schedule(
-        f"one_cycle({top!r}, {length}, {share!r}, {start_divisor!r}, {end_divisor!r})", rate
-    )
+    return Schedule(f"one_cycle({top!r}, {length}, {share!r}, {start_divisor!r}, {end_divisor!r})", rate)
 
 
 def _text(schedule: Callable[[int], float]) -> str:
     text = getattr(schedule, "text", None)
-    return (
-        text
-        if isinstance(text, str)
-        else getattr(schedule, "__qualname__", type(schedule).__qualname__)
-    )
+    return text if isinstance(text, str) else getattr(schedule, "__qualname__", type(schedule).__qualname__)
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {

@@ -95,9 +95,7 @@ class Nesterov(Momentum):
         weight_decay: float = 0.0,
         loss: str = "loss",
     ) -> None:
-        super().__init__(
-            network, learning_rate, momentum=momentum, weight_decay=weight_decay, loss=loss
-        )
+        super().__init__(network, learning_rate, momentum=momentum, weight_decay=weight_decay, loss=loss)
 
     def update_rule(self, grad: Array, old_param: Array, name: str) -> Array:
         if self.weight_decay:

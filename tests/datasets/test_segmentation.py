@@ -27,9 +27,7 @@ def make(**options):
     return load(NAME, **options)
 
 
-@pytest.mark.parametrize(
-    "size, shape", [(32, (32, 32)), ((33, 70), (33, 70)), ([80, 17], (80, 17))]
-)
+@pytest.mark.parametrize("size, shape", [(32, (32, 32)), ((33, 70), (33, 70)), ([80, 17], (80, 17))])
 def test_shapes_dtypes_and_ranges(size, shape):
     for part, count in zip(make(size=size), (4, 2), strict=True):
         image, label = part.inputs["image"], part.inputs["label"]
@@ -101,9 +99,7 @@ def test_every_scene_has_a_digit(monkeypatch):
 
 def painted(angle, centre=(32, 32)):
     source = digits()[0]
-    scene = Scene(
-        np.zeros((3, 64, 64), np.float32), np.zeros((64, 64), int), np.zeros((64, 64), int)
-    )
+    scene = Scene(np.zeros((3, 64, 64), np.float32), np.zeros((64, 64), int), np.zeros((64, 64), int))
     red, green = np.array([1, 0, 0], np.float32), np.array([0, 1, 0], np.float32)
     template = digit_template(source.inputs["image"][4, 0])
     stamp(scene, Shape(template, red, green, 7), centre, 5.0, angle)

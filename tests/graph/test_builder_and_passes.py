@@ -86,7 +86,9 @@ def test_precision_changes_every_float_and_nothing_else():
     model = small_network()
     double = with_precision(model, "float64")
     onnx.checker.check_model(double.to_proto(), full_check=True)
-    assert {a.dtype for a in double.graph.initializers.values() if a.dtype.kind == "f"} == {np.dtype("float64")}
+    assert {a.dtype for a in double.graph.initializers.values() if a.dtype.kind == "f"} == {
+        np.dtype("float64")
+    }
     assert double.inputs["label"].dtype == np.int64 and double.inputs["image"].dtype == np.float64
     assert model.graph.initializers["conv.weight"].dtype == np.float32
     with pytest.raises(UserError, match="unknown precision 'float31'"):

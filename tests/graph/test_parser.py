@@ -105,7 +105,9 @@ def test_every_element_type(element):
     tensor.name = "c"
     shape = list(tensor.dims)
     proto = graph_model(
-        [helper.make_node("Identity", ["c"], ["y"])], outputs=[value("y", shape, element)], initializers=[tensor]
+        [helper.make_node("Identity", ["c"], ["y"])],
+        outputs=[value("y", shape, element)],
+        initializers=[tensor],
     )
     model = load(proto)
     array = model.graph.initializers["c"]
@@ -129,7 +131,9 @@ def test_fields_types_and_defaults():
     conv = model.graph.operations[0]
     assert isinstance(conv, ops.Conv)
     assert (conv.X, conv.W, conv.B, conv.Y) == ("x", "w", "", "y")
-    assert conv.pads == (1, 1, 1, 1) and conv.group == 1 and conv.auto_pad == "NOTSET" and conv.strides is None
+    assert (
+        conv.pads == (1, 1, 1, 1) and conv.group == 1 and conv.auto_pad == "NOTSET" and conv.strides is None
+    )
     assert conv.since_version == 11
     assert model.inputs == {"x": TensorType(np.dtype("float32"), ("N", 3, None, 8))}
     assert model.metadata == {"author": "someone"}
@@ -140,14 +144,19 @@ def test_fields_types_and_defaults():
 def test_the_opset_decides_the_version_and_its_defaults():
     for opset, since, axis in ((11, 11, 1), (13, 13, -1)):
         proto = graph_model(
-            [helper.make_node("Softmax", ["x"], ["y"])], [value("x", (2, 3, 4))], [value("y", (2, 3, 4))], opset=opset
+            [helper.make_node("Softmax", ["x"], ["y"])],
+            [value("x", (2, 3, 4))],
+            [value("y", (2, 3, 4))],
+            opset=opset,
         )
         node = load(proto).graph.operations[0]
         assert (node.since_version, node.axis) == (since, axis)
 
 
 def test_an_attribute_that_became_an_input():
-    old = graph_model([helper.make_node("Squeeze", ["x"], ["y"], axes=[0])], [value("x")], [value("y")], opset=11)
+    old = graph_model(
+        [helper.make_node("Squeeze", ["x"], ["y"], axes=[0])], [value("x")], [value("y")], opset=11
+    )
     assert load(old).graph.operations[0].axes == (0,)
     axes = numpy_helper.from_array(np.array([0]), "a")
     new = graph_model(
@@ -201,7 +210,9 @@ def test_subgraphs_are_graphs_and_see_the_outer_scope():
 
 
 def test_a_dangling_name_in_a_subgraph():
-    then = helper.make_graph([helper.make_node("Neg", ["nowhere"], ["t"], name="n1")], "then", [], [value("t")])
+    then = helper.make_graph(
+        [helper.make_node("Neg", ["nowhere"], ["t"], name="n1")], "then", [], [value("t")]
+    )
     proto = graph_model(
         [helper.make_node("If", ["c"], ["y"], name="if1", then_branch=then, else_branch=then)],
         [value("c", (), TensorProto.BOOL)],
@@ -241,7 +252,9 @@ def test_model_local_functions_are_read_written_and_inlined():
 
 def test_types_of_sequences_and_symbols():
     sequence = helper.make_tensor_sequence_value_info("s", TensorProto.INT64, ["k", 2])
-    proto = graph_model([helper.make_node("SequenceLength", ["s"], ["n"])], [sequence], [value("n", (), TensorProto.INT64)])
+    proto = graph_model(
+        [helper.make_node("SequenceLength", ["s"], ["n"])], [sequence], [value("n", (), TensorProto.INT64)]
+    )
     model = load(proto)
     assert model.inputs["s"] == SequenceType(TensorType(np.dtype("int64"), ("k", 2)))
     assert model.to_proto().graph.input[0] == sequence
@@ -278,7 +291,9 @@ def test_external_data_must_stay_in_the_folder(tmp_path):
     folder.mkdir()
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value="../secret")
-    proto = graph_model([helper.make_node("Neg", ["w"], ["y"])], outputs=[value("y", (4,))], initializers=[tensor])
+    proto = graph_model(
+        [helper.make_node("Neg", ["w"], ["y"])], outputs=[value("y", (4,))], initializers=[tensor]
+    )
     (folder / "m.onnx").write_bytes(proto.SerializeToString())
     with pytest.raises(UserError, match="outside"):
         load(folder / "m.onnx")
@@ -294,15 +309,30 @@ def bad(nodes, **kwargs):
         (bad([helper.make_node("Nope", ["x"], ["y"], name="n")]), "'n' .Nope.: unknown operator"),
         (bad([helper.make_node("Relu", ["z"], ["y"], name="n")]), "'n'.*reads 'z', which no node writes"),
         (
-            bad([helper.make_node("Relu", ["b"], ["a"], name="p"), helper.make_node("Add", ["a", "x"], ["b"], name="q")]),
+            bad(
+                [
+                    helper.make_node("Relu", ["b"], ["a"], name="p"),
+                    helper.make_node("Add", ["a", "x"], ["b"], name="q"),
+                ]
+            ),
             "cycle.*'p'.*'q'|cycle.*'q'.*'p'",
         ),
         (
-            bad([helper.make_node("Relu", ["a"], ["y"], name="p"), helper.make_node("Neg", ["x"], ["a"], name="q")]),
+            bad(
+                [
+                    helper.make_node("Relu", ["a"], ["y"], name="p"),
+                    helper.make_node("Neg", ["x"], ["a"], name="q"),
+                ]
+            ),
             "'p'.*before node 'q'.*sorted topologically",
         ),
         (
-            bad([helper.make_node("Relu", ["x"], ["y"], name="p"), helper.make_node("Neg", ["x"], ["y"], name="q")]),
+            bad(
+                [
+                    helper.make_node("Relu", ["x"], ["y"], name="p"),
+                    helper.make_node("Neg", ["x"], ["y"], name="q"),
+                ]
+            ),
             "'q'.*writes 'y', which node 'p'",
         ),
         (bad([helper.make_node("Neg", ["x"], ["q"])]), "nothing produces its output 'y'"),
@@ -311,7 +341,10 @@ def bad(nodes, **kwargs):
         (bad([helper.make_node("Relu", ["x"], ["y"], name="n", alpha=1.0)]), "'n'.*no attribute 'alpha'"),
         (bad([helper.make_node("Flatten", ["x"], ["y"], name="n", axis=1.5)]), "'n'.*'axis' must be INT"),
         (bad([helper.make_node("Concat", ["x"], ["y"], name="n")]), "'n'.*'axis' .INT. is required"),
-        (bad([helper.make_node("Gelu", ["x"], ["y"], name="n")], opset=11), "'n'|Gelu.*opset 11.*begins with opset 20"),
+        (
+            bad([helper.make_node("Gelu", ["x"], ["y"], name="n")], opset=11),
+            "'n'|Gelu.*opset 11.*begins with opset 20",
+        ),
         (bad([helper.make_node("Relu", ["x"], ["y"])], opset=999), "opset 999.*knows 1 to"),
     ],
 )
@@ -337,7 +370,9 @@ def test_bad_files(tmp_path):
 
 def test_truncated_initializer():
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], raw_data=b"\0" * 12)
-    proto = graph_model([helper.make_node("Neg", ["w"], ["y"])], outputs=[value("y", (4,))], initializers=[tensor])
+    proto = graph_model(
+        [helper.make_node("Neg", ["w"], ["y"])], outputs=[value("y", (4,))], initializers=[tensor]
+    )
     with pytest.raises(UserError, match="initializer 'w': malformed"):
         load(proto)
 

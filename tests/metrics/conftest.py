@@ -23,9 +23,7 @@ class LinearNetwork:
 
     def __init__(self, features=4, classes=3, batch="N", loss_reduction="mean"):
         kinds = {"image": (np.float32, (batch, features)), "label": (np.int64, (batch,))}
-        self.inputs = {
-            k: SimpleNamespace(dtype=np.dtype(d), shape=s) for k, (d, s) in kinds.items()
-        }
+        self.inputs = {k: SimpleNamespace(dtype=np.dtype(d), shape=s) for k, (d, s) in kinds.items()}
         self.outputs = {"logits": None, "loss": None}
         self.model = SimpleNamespace(name="linear")
         rng = np.random.default_rng(1)
@@ -83,9 +81,7 @@ class Sgd:
         result = self.network.inference_and_backprop(inputs, outputs=outputs)
         self.rates.append(self.learning_rate)
         for name, gradient in self.network.gradients.items():
-            self.network.parameters[name] = (
-                self.network.parameters[name] - self.learning_rate * gradient
-            )
+            self.network.parameters[name] = self.network.parameters[name] - self.learning_rate * gradient
         return result
 
 

@@ -30,9 +30,7 @@ def runner(fakes):
         network = fakes.LinearNetwork()
         test_set = fakes.dataset(7, seed=1) if test else None
         options = {"batch_size": 4, **options}
-        return Runner(
-            network, optimizer(network), fakes.dataset(10), test_set, tickers=tickers, **options
-        )
+        return Runner(network, optimizer(network), fakes.dataset(10), test_set, tickers=tickers, **options)
 
     return make
 
@@ -113,9 +111,7 @@ def test_after_run_fires_once_for_all_whatever_raises_where(fakes, runner, event
     assert before.log == broken.log == behind.log
     interrupted = isinstance(error, KeyboardInterrupt)
     status = "interrupted" if interrupted else "failed"
-    assert ends == [
-        (status, "interrupted (Ctrl-C)" if interrupted else "ZeroDivisionError: x", error)
-    ]
+    assert ends == [(status, "interrupted (Ctrl-C)" if interrupted else "ZeroDivisionError: x", error)]
     assert made.state.summary.status == status
 
 
@@ -141,9 +137,7 @@ def test_the_first_error_is_raised_and_later_ones_are_notes(fakes, runner):
 
     made = runner(
         fakes.Recorder(after_optimizer_step=fail(UserError("first"))),
-        fakes.Recorder(
-            after_optimizer_step=fail(ValueError("second")), after_run=fail(OSError("third"))
-        ),
+        fakes.Recorder(after_optimizer_step=fail(ValueError("second")), after_run=fail(OSError("third"))),
     )
     with pytest.raises(UserError, match="first") as caught:
         made.run(1)

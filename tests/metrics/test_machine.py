@@ -156,7 +156,9 @@ def test_only_listed_variables_are_recorded(monkeypatch):
 
 
 def test_capture_does_not_import_torch():
-    program = "import sys; from meta500.metrics.machine import environment as e; e(); print('torch' in sys.modules)"
+    program = (
+        "import sys; from meta500.metrics.machine import environment as e; e(); print('torch' in sys.modules)"
+    )
     path = str(Path(module.__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -195,11 +195,7 @@ def test_only_nan_and_single_points_do_not_break_a_plot():
 def test_loss_axes_are_logarithmic_only_where_that_helps():
     def scale(values, **panel):
         curve = Curve("a", "loss", "training_step", range(1, 4), range(1, 4), values)
-        return (
-            draw_curves([curve], [Panel("loss", "samples", "training_step", **panel)])
-            .axes[0]
-            .get_yscale()
-        )
+        return draw_curves([curve], [Panel("loss", "samples", "training_step", **panel)]).axes[0].get_yscale()
 
     assert scale([2.0, 1.0, 0.5]) == "linear"
     assert scale([2.0, 1.0, 0.05]) == "log"

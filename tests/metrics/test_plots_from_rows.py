@@ -113,9 +113,7 @@ def test_runs_of_one_chunk_each_are_told_apart(fakes, tmp_path, limits):
 
 def test_a_chunk_that_was_cut_off_is_left_out(folder):
     rows = folder.rows
-    cut = max(
-        k for k, r in enumerate(rows) if (r.phase, r.quantity) == ("training_step", "samples_seen")
-    )
+    cut = max(k for k, r in enumerate(rows) if (r.phase, r.quantity) == ("training_step", "samples_seen"))
     curves = [c for c in curves_from_rows(rows[:cut]) if c.phase == "training_step"]
     assert [len(c.values) for c in curves] == [14, 11]
 
@@ -155,7 +153,7 @@ def test_labels_name_what_differs():
 
 def test_ratios_from_rows(folder):
     (ratio,) = ratios_from_rows(folder.rows)
-    assert ratio == Ratio("torch eager", 1.01, 0.99, 1.02, "inference unet")
+    assert ratio == Ratio("torch eager", 1.01, 0.99, 1.02, "unet inference")
 
 
 def test_all_plots_of_a_run_are_made_again_from_its_folder_alone(folder):
@@ -186,3 +184,19 @@ def test_a_run_without_rows_has_no_plots(tmp_path):
     with RunFolder.create(tmp_path / "run", environment={}, command=["test"]) as run:
         pass
     assert plots_from_run(run.path) == []
+
+
+def test_labels_show_only_what_tells_rows_apart():
+    common = {"level": 0, "operator": "Conv", "quantity": "time", "unit": "s", "value": 1.0}
+    rows = [
+        Row(**common, node="conv a", shape="1x3", backend="torch", mode="eager", version="2.13"),
+        Row(**common, node="conv b", shape="1x5", backend="numpy", version="2.4"),
+    ]
+    assert {(bar.category, bar.series) for bar in bars_from_rows(rows)} == {
+        ("conv a", "torch eager"),
+        ("conv b", "numpy"),
+    }
+    rows.append(Row(**common, node="conv a", shape="1x9", backend="torch", mode="eager", version="2.14"))
+    bars = bars_from_rows(rows)
+    assert [bar.category for bar in bars] == ["conv a 1x3", "conv b 1x5", "conv a 1x9"]
+    assert [bar.series for bar in bars] == ["torch eager 2.13", "numpy 2.4", "torch eager 2.14"]

@@ -165,9 +165,7 @@ def test_a_fixed_batch_size_drops_the_last_training_batch_and_keeps_all_test_sam
         ({"drop_last": False}, 8, "drop_last=False.*10 samples.*4"),
     ],
 )
-def test_what_does_not_fit_a_fixed_batch_size_is_refused_beforehand(
-    fakes, parts, options, test, message
-):
+def test_what_does_not_fit_a_fixed_batch_size_is_refused_beforehand(fakes, parts, options, test, message):
     with pytest.raises(UserError, match=message):
         Runner(*parts(batch=4), fakes.dataset(10), fakes.dataset(test), **options)
 
@@ -223,9 +221,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_by_default(fakes, parts, value):
 def test_without_nan_abort_the_losses_are_still_counted(fakes, parts):
     network, optimizer = parts()
     optimizer.train = lambda inputs, outputs=None: {"loss": np.array(np.nan)}
-    runner = Runner(
-        network, optimizer, fakes.dataset(8), batch_size=4, logits=None, nan_abort=False
-    )
+    runner = Runner(network, optimizer, fakes.dataset(8), batch_size=4, logits=None, nan_abort=False)
     summary = runner.run(2)
     assert summary.status == "finished"
     assert summary.nonfinite_losses == 4
@@ -292,9 +288,7 @@ def test_time_is_charged_to_what_took_it(fakes, parts, clock):
     assert summary.step_seconds == pytest.approx([0.005] * 6)
     assert summary.train_seconds == pytest.approx(np.arange(1, 7) * 0.005)
     one, two = summary.epochs
-    assert (one.train_seconds, one.data_seconds, one.test_seconds) == pytest.approx(
-        (0.015, 0.006, 0.014)
-    )
+    assert (one.train_seconds, one.data_seconds, one.test_seconds) == pytest.approx((0.015, 0.006, 0.014))
     assert (two.train_seconds, two.test_seconds) == pytest.approx((0.015, 0.014))
     assert (one.total_train_seconds, two.total_train_seconds) == pytest.approx((0.015, 0.030))
     # Wall time at the end of the first epoch: 3 steps, 2 tests, and 3 ticker calls.

@@ -58,9 +58,7 @@ def test_confusion_iou_and_dice_equal_sklearn():
     flat = prediction.argmax(axis=1).ravel()
     matrix = reference.confusion_matrix(target.ravel(), flat, labels=range(5))
     assert np.array_equal(scores.confusion_matrix(prediction, target), matrix)
-    assert np.array_equal(
-        scores.confusion_matrix(prediction.argmax(axis=1), target, classes=5), matrix
-    )
+    assert np.array_equal(scores.confusion_matrix(prediction.argmax(axis=1), target, classes=5), matrix)
     iou, dice = scores.IoU(), scores.Dice()
     for score in (iou, dice):
         score.update(prediction[:4], target[:4])
@@ -68,9 +66,7 @@ def test_confusion_iou_and_dice_equal_sklearn():
     per_class = reference.jaccard_score(target.ravel(), flat, average=None)
     assert np.allclose(iou.per_class(), per_class, rtol=1e-14)
     assert iou.value() == pytest.approx(per_class.mean(), rel=1e-14)
-    assert np.allclose(
-        dice.per_class(), reference.f1_score(target.ravel(), flat, average=None), rtol=1e-14
-    )
+    assert np.allclose(dice.per_class(), reference.f1_score(target.ravel(), flat, average=None), rtol=1e-14)
 
 
 def test_classes_that_do_not_occur_are_nan_and_left_out_of_the_mean():
@@ -91,9 +87,7 @@ def test_classes_that_do_not_occur_are_nan_and_left_out_of_the_mean():
 
 def test_deviations_equal_sklearn():
     a, b = np.random.default_rng(0).standard_normal((2, 11, 4))
-    assert scores.rmse(a, b) == pytest.approx(
-        math.sqrt(reference.mean_squared_error(a, b)), rel=1e-14
-    )
+    assert scores.rmse(a, b) == pytest.approx(math.sqrt(reference.mean_squared_error(a, b)), rel=1e-14)
     assert scores.mae(a, b) == pytest.approx(reference.mean_absolute_error(a, b), rel=1e-14)
 
 

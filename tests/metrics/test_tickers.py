@@ -232,9 +232,7 @@ def test_bad_limits_are_refused(make, message):
 
 
 def test_a_limit_on_an_unknown_score_names_those_there_are(ticker_runner):
-    with pytest.raises(
-        UserError, match=r"unknown score of the test set 'iou'.*accuracy, test_loss"
-    ):
+    with pytest.raises(UserError, match=r"unknown score of the test set 'iou'.*accuracy, test_loss"):
         ticker_runner(ScoreLimit(0.5, "iou")).run(1)
 
 
@@ -256,9 +254,7 @@ def test_a_schedule_of_something_that_is_no_hyper_parameter_is_refused(fakes, ti
     with pytest.raises(UserError, match="Did you mean 'learning_rate'"):
         ticker_runner(ScheduleTicker("learning_rte", lambda k: 0.1)).run(1)
     with pytest.raises(UserError, match="hyper-parameter of NativeSgd"):
-        ticker_runner(
-            ScheduleTicker("learning_rate", lambda k: 0.1), optimizer=fakes.NativeSgd
-        ).run(1)
+        ticker_runner(ScheduleTicker("learning_rate", lambda k: 0.1), optimizer=fakes.NativeSgd).run(1)
     made = ticker_runner(ScheduleTicker("rates", lambda k: 0.1))
     made.optimizer.hyper_parameters = lambda: {"learning_rate": 0.5}
     with pytest.raises(UserError, match="Choose one of: learning_rate"):
@@ -309,9 +305,7 @@ def test_progress_has_no_thread_of_its_own(fakes, ticker_runner):
     import threading
 
     counts = []
-    recorder = fakes.Recorder(
-        before_optimizer_step=lambda s: counts.append(threading.active_count())
-    )
+    recorder = fakes.Recorder(before_optimizer_step=lambda s: counts.append(threading.active_count()))
     before = threading.active_count()
     ticker_runner(ProgressTicker(console(True)), recorder).run(1)
     assert set(counts) == {before}

@@ -59,9 +59,7 @@ def test_jsonl_is_standard_json_also_with_nan(fakes, ticker_runner, run_folder):
 def test_every_record_is_on_disk_at_once(fakes, ticker_runner, tmp_path, kind):
     path = tmp_path / "live"
     sizes = []
-    recorder = fakes.Recorder(
-        after_optimizer_step=lambda s: sizes.append(path.read_text().count("\n"))
-    )
+    recorder = fakes.Recorder(after_optimizer_step=lambda s: sizes.append(path.read_text().count("\n")))
     ticker_runner(kind(path), recorder, test=0).run(1)
     header = kind is CsvWriter
     assert sizes == [1 + header, 2 + header, 3 + header]
@@ -146,13 +144,9 @@ def test_rows_of_a_run(ticker_runner, run_folder):
     for r in rows:
         points[r.phase, r.quantity].append((r.epoch, r.step, r.value))
     epochs = summary.epochs
-    assert points["test_set", "accuracy"] == [
-        (k, 3 + 3 * k, e.accuracy) for k, e in enumerate(epochs)
-    ]
+    assert points["test_set", "accuracy"] == [(k, 3 + 3 * k, e.accuracy) for k, e in enumerate(epochs)]
     assert points["test_set", "loss"] == [(k, 3 + 3 * k, e.test_loss) for k, e in enumerate(epochs)]
-    assert points["test_set", "mae"] == [
-        (k, 3 + 3 * k, e.scores["mae"]) for k, e in enumerate(epochs)
-    ]
+    assert points["test_set", "mae"] == [(k, 3 + 3 * k, e.scores["mae"]) for k, e in enumerate(epochs)]
     assert points["training_set", "loss"] == [(k, 3 + 3 * k, e.loss) for k, e in enumerate(epochs)]
     assert points["training_set", "samples_seen"] == [(0, 3, 10), (1, 6, 20)]
     assert points["run", "wall_time"][0][2] == summary.seconds["wall"]
@@ -187,9 +181,7 @@ def test_rows_need_a_folder_and_known_fields(ticker_runner):
         RowsTicker(chunk=0)
 
 
-def test_step_times_keep_raw_samples_without_first_call_warm_up_and_short_batches(
-    fakes, ticker_runner
-):
+def test_step_times_keep_raw_samples_without_first_call_warm_up_and_short_batches(fakes, ticker_runner):
     ticker = StepTimesTicker(warmup=2, optimizer="sgd")
     seconds = []
     recorder = fakes.Recorder(
@@ -214,9 +206,7 @@ def test_step_times_keep_raw_samples_without_first_call_warm_up_and_short_batche
     assert rows["training_step", "time"].optimizer == "sgd"
 
 
-def test_step_times_go_to_the_run_folder_and_few_steps_have_a_first_call_only(
-    ticker_runner, run_folder
-):
+def test_step_times_go_to_the_run_folder_and_few_steps_have_a_first_call_only(ticker_runner, run_folder):
     ticker = StepTimesTicker()
     ticker_runner(ticker, train=4, test=0, folder=run_folder).run(1)
     assert [(r.phase, r.quantity) for r in run_folder.rows] == [

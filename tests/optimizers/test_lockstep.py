@@ -98,9 +98,7 @@ def test_datasets_and_samplers_are_gone_through_again(make_network):
 
 
 def test_different_precision_is_compared_from_rounded_parameters(make_network):
-    result = compare_optimizers(
-        SGD(make_network()), SGD(make_network("torch", dtype="float32")), BATCHES
-    )
+    result = compare_optimizers(SGD(make_network()), SGD(make_network("torch", dtype="float32")), BATCHES)
     relative = result.series("layer.weight") / result.series("layer.weight", "norm")
     assert (relative < 1e-6).all()
     assert (relative > 0).all()
@@ -145,9 +143,7 @@ def test_error_of_the_data_is_not_blamed_on_the_file(make_network, tmp_path):
         raise FileNotFoundError("image 17 is gone")
 
     with pytest.raises(FileNotFoundError, match="image 17"):
-        compare_optimizers(
-            Adam(make_network()), SGD(make_network()), broken(), path=tmp_path / "d.csv"
-        )
+        compare_optimizers(Adam(make_network()), SGD(make_network()), broken(), path=tmp_path / "d.csv")
     assert len((tmp_path / "d.csv").read_text().splitlines()) == 1 + 6
 
 

@@ -57,9 +57,7 @@ def test_update_rule_optimizer_is_a_few_lines(backend, make_network, starting_po
     network = make_network(backend)
     outputs = GradientDescent(network).train({"scale": 1.0})
     begin = starting_point("numpy")
-    assert np.allclose(
-        network.params["layer.bias"], begin["layer.bias"] - 1.55 * (begin["layer.bias"] - 1)
-    )
+    assert np.allclose(network.params["layer.bias"], begin["layer.bias"] - 1.55 * (begin["layer.bias"] - 1))
     assert float(outputs["loss"]) == pytest.approx(float(network.function(begin)[0]), rel=1e-14)
 
 
@@ -163,9 +161,7 @@ def test_update_rule_that_changes_dtype_shape_or_forgets_its_result_is_refused()
 
     for name in results:
         array = {name: np.ones(3, np.float32)}
-        with pytest.raises(
-            UserError, match=f"Wrong: update_rule returned .* for parameter '{name}'"
-        ):
+        with pytest.raises(UserError, match=f"Wrong: update_rule returned .* for parameter '{name}'"):
             Wrong(None).apply(array, array)
 
 

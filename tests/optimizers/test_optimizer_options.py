@@ -66,9 +66,7 @@ def test_names_are_those_promised():
 def test_unknown_names_give_the_choices():
     with pytest.raises(UserError, match=r"unknown optimizer 'adan'.*'adam'.*accelegrad, adagrad"):
         create("adan", None)
-    with pytest.raises(
-        UserError, match=r"option of optimizer 'adam' 'beta'.*beta1, beta2, epsilon"
-    ):
+    with pytest.raises(UserError, match=r"option of optimizer 'adam' 'beta'.*beta1, beta2, epsilon"):
         create("adam", None, beta=0.9)
     with pytest.raises(UserError, match="unknown optimizer 'adan'"):
         options("adan")
@@ -101,6 +99,8 @@ def test_learning_rate_can_be_set_between_steps():
 
 
 def test_import_stays_light():
-    code = "import sys, meta500.optimizers; print([m for m in ('torch', 'scipy', 'pandas') if m in sys.modules])"
+    code = (
+        "import sys, meta500.optimizers; print([m for m in ('torch', 'scipy', 'pandas') if m in sys.modules])"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"

@@ -49,9 +49,7 @@ def test_continuation_is_bit_identical(*, name, dtype, backend, problem, make_ne
     resumed = make_network(backend, problem, dtype)
     for key, value in middle.items():
         resumed.feed_tensor(key, value)
-    other = create(
-        name, resumed, **{k: v for k, v in VARIANTS[name].items() if k == "learning_rate"}
-    )
+    other = create(name, resumed, **{k: v for k, v in VARIANTS[name].items() if k == "learning_rate"})
     other.load(path)
     assert other.step_count == 6
     assert other.hyper_parameters() == optimizer.hyper_parameters()
@@ -123,9 +121,7 @@ def test_optimizer_without_network_saves_and_loads(starting_point, tmp_path):
 
 
 def test_awkward_parameter_names_survive(tmp_path):
-    params = {
-        name: np.full(2, i + 1.0) for i, name in enumerate(["a/b", "m:x.npy", "é ü", "..", ""])
-    }
+    params = {name: np.full(2, i + 1.0) for i, name in enumerate(["a/b", "m:x.npy", "é ü", "..", ""])}
     optimizer = Adam(None)
     optimizer.apply(params, params)
     optimizer.save(tmp_path / "s.npz")
@@ -215,9 +211,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(case, make_networ
 def test_float32_state_is_not_loaded_into_float64(make_network):
     optimizer = Adam(make_network(dtype="float32"))
     optimizer.train({})
-    with pytest.raises(
-        UserError, match=r"'parameters.layer.weight' says .*float32.* has .*float64"
-    ):
+    with pytest.raises(UserError, match=r"'parameters.layer.weight' says .*float32.* has .*float64"):
         Adam(make_network()).load_state_dict(optimizer.state_dict())
 
 

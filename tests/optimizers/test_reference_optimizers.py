@@ -110,9 +110,7 @@ def momentum(x, g, t, s):  # Polyak: x_{t+1} = x_t - γ g_t + μ (x_t - x_{t-1})
     return x - RATE * g + 0.9 * (x - previous)
 
 
-def nesterov(
-    x, g, t, s
-):  # Sutskever: v' = μ v - γ g(look-ahead); x is the look-ahead point θ + μ v
+def nesterov(x, g, t, s):  # Sutskever: v' = μ v - γ g(look-ahead); x is the look-ahead point θ + μ v
     v = s.get("v", 0.0)
     theta = x - 0.9 * v
     s["v"] = 0.9 * v - RATE * g

@@ -112,9 +112,7 @@ CASES = {
 def test_equals_torch(case):
     schedule, make, steps = CASES[case]
     expected = torch_rates(make, steps)
-    assert [schedule(step) for step in range(steps)] == pytest.approx(
-        expected, rel=1e-12, abs=1e-15
-    )
+    assert [schedule(step) for step in range(steps)] == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 @given(length=st.integers(1, 1000), beyond=st.integers(0, 1000), low=st.floats(0, 1))

@@ -69,9 +69,7 @@ class Ratio:
     group: str = ""
 
 
-def bar_plot(
-    bars: Sequence[Bar], paths: str | Path | Sequence[str | Path], **look: Any
-) -> list[Path]:
+def bar_plot(bars: Sequence[Bar], paths: str | Path | Sequence[str | Path], **look: Any) -> list[Path]:
     """Write what `draw_bars` draws (same arguments); returns the paths.
 
     Raises:
@@ -80,9 +78,7 @@ def bar_plot(
     return save(draw_bars(bars, **look), paths)
 
 
-def ratio_plot(
-    ratios: Sequence[Ratio], paths: str | Path | Sequence[str | Path], **look: Any
-) -> list[Path]:
+def ratio_plot(ratios: Sequence[Ratio], paths: str | Path | Sequence[str | Path], **look: Any) -> list[Path]:
     """Write what `draw_ratios` draws (same arguments); returns the paths.
 
     Raises:
@@ -266,9 +262,7 @@ def _draw_bar(axes: Axes, bar: Bar, place: tuple[float, int], factor: float, *, 
         raw = np.array(bar.samples) * factor
         # Spread by a fixed pattern, so that the same data give the same picture.
         spread = (np.arange(len(raw)) * 0.618034 % 1 - 0.5) * 0.7 * BAR_INCHES
-        axes.plot(
-            raw, y + spread, ".", color="black", alpha=0.45, markersize=2.5, markeredgewidth=0
-        )
+        axes.plot(raw, y + spread, ".", color="black", alpha=0.45, markersize=2.5, markeredgewidth=0)
         end = max(end, float(raw.max()))
     return axes.annotate(number(value), (end, y), **look)
 

@@ -116,9 +116,7 @@ def curve_plots(
     return written + save(figure, [Path(folder) / f"training.{kind}" for kind in formats])
 
 
-def draw_curves(
-    curves: Sequence[Curve], panels: Sequence[Panel] | None = None, title: str = ""
-) -> Figure:
+def draw_curves(curves: Sequence[Curve], panels: Sequence[Panel] | None = None, title: str = "") -> Figure:
     """A figure with one pair of axes per panel, two in a row, and one legend below them.
 
     A label has the same colour, marker and line in all panels. Lines with more than 40 points are
@@ -171,9 +169,7 @@ def _draw_panel(
     scale, x_label = _abscissa(chosen, panel.x)
     for curve in chosen:
         x = getattr(curve, panel.x) * scale
-        _draw_curve(
-            axes, x, curve.values * (100 if percent else 1), labels.index(curve.label), drawn
-        )
+        _draw_curve(axes, x, curve.values * (100 if percent else 1), labels.index(curve.label), drawn)
     axes.set_xlabel(x_label)
     where = PHASES[panel.phase]
     unit = " (%)" if percent else ""

@@ -75,9 +75,7 @@ def bars_from_rows(data: Rows | pandas.DataFrame) -> list[Bar]:
 def ratios_from_rows(data: Rows | pandas.DataFrame) -> list[Ratio]:
     """Ratios of the rows of quantity "ratio" with an interval, gathered by what was measured."""
     rows = [
-        row
-        for row in as_rows(data)
-        if row.quantity == "ratio" and None not in (row.value, row.low, row.high)
+        row for row in as_rows(data) if row.quantity == "ratio" and None not in (row.value, row.low, row.high)
     ]
     groups = describe(rows, (*WHAT, "phase"), ("phase", "model", "node", "operator"))
     labels = describe(rows, (*WHO, "baseline"), ("backend", "mode"))
@@ -242,12 +240,9 @@ def _epoch_curves(label: str, rows: Sequence[Row]) -> list[Curve]:
         known = row.phase != "training_step" and row.step in seen and row.value is not None
         if known and row.quantity != "samples_seen":
             place = points.setdefault((row.quantity, row.phase), [])
-            place.append(
-                (float(seen[row.step] or 0), float(row.seconds or 0), float(row.value or 0))
-            )
+            place.append((float(seen[row.step] or 0), float(row.seconds or 0), float(row.value or 0)))
     return [
-        Curve(label, quantity, phase, *np.array(values).T)
-        for (quantity, phase), values in points.items()
+        Curve(label, quantity, phase, *np.array(values).T) for (quantity, phase), values in points.items()
     ]
 
 

@@ -129,9 +129,7 @@ def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) 
     columns = _columns(widths, width - 0.2)
     rows = math.ceil(len(labels) / columns)
     figure.set_size_inches(width, height + 0.18 * rows + 0.1)
-    figure.legend(
-        list(handles), list(labels), loc="outside lower center", ncols=columns, handlelength=2.6
-    )
+    figure.legend(list(handles), list(labels), loc="outside lower center", ncols=columns, handlelength=2.6)
 
 
 def _columns(widths: Sequence[float], available: float) -> int:

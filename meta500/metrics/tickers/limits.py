@@ -79,9 +79,7 @@ class ScoreLimit(Ticker):
         better = max if self.at_least else min
         if not math.isnan(value):
             self.best = value if math.isnan(self.best) else better(self.best, value)
-        if self.reached is not None or not (
-            value >= self.target if self.at_least else value <= self.target
-        ):
+        if self.reached is not None or not (value >= self.target if self.at_least else value <= self.target):
             return None
         self.reached = Reached(
             self.score,
@@ -112,7 +110,5 @@ class AccuracyLimit(ScoreLimit):
 
     def __init__(self, target: float, *, stop: bool = True) -> None:
         if not 0 < target <= 1:
-            raise UserError(
-                f"a target accuracy is a fraction in (0, 1], not {target!r} (97 % is 0.97)"
-            )
+            raise UserError(f"a target accuracy is a fraction in (0, 1], not {target!r} (97 % is 0.97)")
         super().__init__(target, "accuracy", stop=stop)

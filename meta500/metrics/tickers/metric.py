@@ -37,9 +37,7 @@ class MetricTicker(Ticker):
         name: str | None = None,
     ) -> None:
         self.metric = score(metric) if isinstance(metric, str) else metric
-        if isinstance(self.metric, type) or not (
-            isinstance(self.metric, Score) or callable(self.metric)
-        ):
+        if isinstance(self.metric, type) or not (isinstance(self.metric, Score) or callable(self.metric)):
             raise UserError(f"a metric is a name, a Score object or a function, not {metric!r}")
         self.output, self.target = output, target
         own = getattr(self.metric, "name", None) or getattr(self.metric, "__name__", None)
@@ -78,7 +76,5 @@ class MetricTicker(Ticker):
             self._kept = []
         scores = state.summary.current.scores  # type: ignore[union-attr]
         if self.name in scores:
-            raise UserError(
-                f"two metric tickers are called '{self.name}': give one another name=..."
-            )
+            raise UserError(f"two metric tickers are called '{self.name}': give one another name=...")
         scores[self.name] = value

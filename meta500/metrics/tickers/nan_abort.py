@@ -53,9 +53,7 @@ class NanAbort(Ticker):
         loss = state.summary.epochs[-1].test_loss
         if loss is None or math.isfinite(loss):
             return None
-        return Abort(
-            f"test loss is {loss} after epoch {state.epoch} (step {state.step})", failed=True
-        )
+        return Abort(f"test loss is {loss} after epoch {state.epoch} (step {state.step})", failed=True)
 
     def _fetch(self, network: Any) -> str:
         """Take gradients and parameters out of the network; returns what to say about them."""
@@ -89,9 +87,7 @@ class NanAbort(Ticker):
             return ""
         groups = {"gradients": self.gradients, "inputs": self.inputs, "parameters": self.parameters}
         arrays = {
-            f"{group}/{name}": array
-            for group, named in groups.items()
-            for name, array in named.items()
+            f"{group}/{name}": array for group, named in groups.items() for name, array in named.items()
         }
         try:
             # A file object, since numpy would add .npz to a name without it and leave another file.

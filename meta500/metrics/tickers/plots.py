@@ -71,7 +71,6 @@ def summary_curves(summary: Summary, label: str) -> list[Curve]:
                 place = points.setdefault(key, [])
                 place.append((epoch.samples_seen, epoch.total_train_seconds, value))
     curves += [
-        Curve(label, quantity, phase, *np.array(values).T)
-        for (quantity, phase), values in points.items()
+        Curve(label, quantity, phase, *np.array(values).T) for (quantity, phase), values in points.items()
     ]
     return [curve for curve in curves if len(curve.values)]

@@ -65,15 +65,11 @@ class RecordTicker(Ticker):
         elif self.path is not None:
             target = Path(self.path)
         else:
-            raise UserError(
-                f"{type(self).__name__} needs a path, since the Runner has no run folder"
-            )
+            raise UserError(f"{type(self).__name__} needs a path, since the Runner has no run folder")
         try:
             self._file = target.open("w" if self.overwrite else "x", encoding="utf-8", newline="")
         except FileExistsError:
-            raise UserError(
-                f"{target} exists already: choose another path, or overwrite=True"
-            ) from None
+            raise UserError(f"{target} exists already: choose another path, or overwrite=True") from None
         except OSError as error:
             raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
         self.written = target
@@ -114,9 +110,7 @@ class RecordTicker(Ticker):
             try:
                 file.close()
             except OSError as error:
-                raise UserError(
-                    f"{self.written} cannot be written: {error.strerror or error}"
-                ) from None
+                raise UserError(f"{self.written} cannot be written: {error.strerror or error}") from None
 
     def _place(self, state: RunState, event: str) -> Record:
         return {
@@ -135,6 +129,4 @@ class RecordTicker(Ticker):
             self._file.write(self.line(record))
             self._file.flush()
         except OSError as error:
-            raise UserError(
-                f"{self.written} cannot be written: {error.strerror or error}"
-            ) from None
+            raise UserError(f"{self.written} cannot be written: {error.strerror or error}") from None

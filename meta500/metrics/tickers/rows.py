@@ -90,9 +90,7 @@ class RowsTicker(Ticker):
         units = {t.name: t.unit for t in state.runner.tickers if isinstance(t, MetricTicker)}
         tested = {"loss": epoch.test_loss, "accuracy": epoch.accuracy, **epoch.scores}
         rows += [
-            self._row(
-                state, phase="test_set", quantity=name, unit=units.get(name, "1"), value=value
-            )
+            self._row(state, phase="test_set", quantity=name, unit=units.get(name, "1"), value=value)
             for name, value in tested.items()
             if value is not None
         ]
@@ -106,14 +104,10 @@ class RowsTicker(Ticker):
         rows = []
         for part, quantity in SECONDS.items():
             verdict = (
-                {"verdict": "failed", "note": state.abort_reason or ""}
-                if failed and part == "wall"
-                else {}
+                {"verdict": "failed", "note": state.abort_reason or ""} if failed and part == "wall" else {}
             )
             value = state.summary.seconds[part]
-            rows.append(
-                self._row(state, phase="run", quantity=quantity, unit="s", value=value, **verdict)
-            )
+            rows.append(self._row(state, phase="run", quantity=quantity, unit="s", value=value, **verdict))
         rows += [self._limit(state, t) for t in state.runner.tickers if isinstance(t, ScoreLimit)]
         self._target.extend(rows)
         self._target = None
@@ -129,18 +123,14 @@ class RowsTicker(Ticker):
             ("training_time", "s", seconds, seconds[-1]),
         ]
         self._target.extend(
-            self._row(
-                state, phase="training_step", quantity=name, unit=unit, samples=raw, value=value
-            )
+            self._row(state, phase="training_step", quantity=name, unit=unit, samples=raw, value=value)
             for name, unit, raw, value in series
         )
 
     def _limit(self, state: RunState, limit: ScoreLimit) -> Row:
         quantity, reached = f"time_to_{limit.score}", limit.reached
         if reached is None:
-            best = (
-                "none was measured" if math.isnan(limit.best) else f"the best was {limit.best:.6g}"
-            )
+            best = "none was measured" if math.isnan(limit.best) else f"the best was {limit.best:.6g}"
             note = f"target {limit.target:g} not reached: {best}"
             return self._row(
                 state,

@@ -28,8 +28,7 @@ class ScheduleTicker(Ticker):
     ) -> None:
         if not callable(function):
             raise UserError(
-                f"the schedule of '{name}' must be a function of the step or epoch, not "
-                f"{function!r}"
+                f"the schedule of '{name}' must be a function of the step or epoch, not {function!r}"
             )
         self.name, self.function = name, function
         self.per = choose("schedule unit", per, ("step", "epoch"))
@@ -43,9 +42,7 @@ class ScheduleTicker(Ticker):
             known = optimizer.hyper_parameters()
         else:
             known = [
-                n
-                for n in dir(optimizer)
-                if not n.startswith("_") and _is_number(getattr(optimizer, n, None))
+                n for n in dir(optimizer) if not n.startswith("_") and _is_number(getattr(optimizer, n, None))
             ]
         choose(f"hyper-parameter of {type(optimizer).__name__}", self.name, known)
 
@@ -68,15 +65,9 @@ class ScheduleTicker(Ticker):
         try:
             setattr(state.optimizer, self.name, value)
         except AttributeError as error:
-            raise UserError(
-                f"{type(state.optimizer).__name__}.{self.name} cannot be set: {error}"
-            ) from None
+            raise UserError(f"{type(state.optimizer).__name__}.{self.name} cannot be set: {error}") from None
         self.history.append((done, float(value)))
 
 
 def _is_number(value: object) -> bool:
-    return (
-        hasattr(value, "__float__")
-        and not isinstance(value, bool)
-        and getattr(value, "ndim", 0) == 0
-    )
+    return hasattr(value, "__float__") and not isinstance(value, bool) and getattr(value, "ndim", 0) == 0

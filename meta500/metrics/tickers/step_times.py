@@ -27,9 +27,7 @@ class StepTimesTicker(Ticker):
         what: fields of the rows, as in `RowsTicker`.
     """
 
-    def __init__(
-        self, folder: Any = None, *, warmup: int = 1, confidence: float = 0.95, **what: Any
-    ) -> None:
+    def __init__(self, folder: Any = None, *, warmup: int = 1, confidence: float = 0.95, **what: Any) -> None:
         if warmup < 0:
             raise UserError(f"warmup must be at least 0, not {warmup}")
         for name in what:
@@ -58,9 +56,7 @@ class StepTimesTicker(Ticker):
         if target is not None:
             target.extend(self.rows)
 
-    def _phase_rows(
-        self, fields: dict[str, Any], phase: str, calls: list[tuple[int, float]]
-    ) -> list[Row]:
+    def _phase_rows(self, fields: dict[str, Any], phase: str, calls: list[tuple[int, float]]) -> list[Row]:
         batch, first = calls[0]
         whole = [seconds for samples, seconds in calls[1:] if samples == batch]
         left_out = len(calls) - 1 - len(whole)

@@ -1,0 +1,1 @@
+"""What a user runs: layers, networks, training and comparisons, each writing result rows."""

@@ -1,0 +1,41 @@
+"""The Typer application: registers the verbs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from meta500.cli import bench, compare, info, train
+
+application = typer.Typer(
+    name="meta500",
+    help="Measures deep learning at every level and compares the implementations.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        from meta500 import __version__
+
+        typer.echo(f"meta500 {__version__}")
+        raise typer.Exit
+
+
+@application.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Measures deep learning at every level and compares the implementations."""
+
+
+application.command("bench")(bench.bench)
+application.command("train")(train.train)
+application.command("compare")(compare.compare)
+application.command("info")(info.info)
