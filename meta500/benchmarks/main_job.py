@@ -63,6 +63,7 @@ def run(
     """
     from meta500.benchmarks.tables import console as make_console
     from meta500.benchmarks.tables import measurement_table, overhead_table
+    from meta500.benchmarks.training import announce
     from meta500.metrics.plots import plots_from_run
 
     threads = threads if threads is not None else len(os.sched_getaffinity(0))
@@ -74,6 +75,7 @@ def run(
     rows: list[Row] = []
     with RunFolder.create(out, command=sys.argv, seeds={"seed": seed}) as folder:
         folder.info |= {"size": size, "threads": threads, "device": device}
+        announce(folder)
 
         def emit(row: Row) -> None:
             folder.append(row)

@@ -167,6 +167,7 @@ def train_command(setup: Setup, out: Path | None, save: Path | None, as_json: bo
     load_model(setup, train_set)
     with RunFolder.create(out, command=sys.argv, seeds={"seed": setup.seed}) as folder:
         folder.info["setup"] = asdict(setup)
+        announce(folder)
         summary = train(setup, folder, [ProgressTicker()], save)
         if summary.status == "failed":
             folder.finish("failed", summary.abort_reason or "")
@@ -181,6 +182,11 @@ def train_command(setup: Setup, out: Path | None, save: Path | None, as_json: bo
             console.print(f"{summary.status}: {summary.abort_reason}", highlight=False)
         console.print(f"Results: {folder.path}", highlight=False, soft_wrap=True)
     return 1 if summary.status == "failed" or missed else 0
+
+
+def announce(folder: RunFolder) -> None:
+    """Say on standard error where the run is written, so that an interrupted one can be found."""
+    sys.stderr.write(f"Writing to {folder.path}\n")
 
 
 def training_table(runs: Sequence[tuple[Setup, Summary]]) -> Any:

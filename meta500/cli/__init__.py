@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+INTERRUPTED = 130
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 a failed or regressed result, 2 bad input, 130 Ctrl-C."""
@@ -15,9 +17,12 @@ def main(arguments: list[str] | None = None) -> None:
     except UserError as error:
         sys.stderr.write(f"meta500: error: {error}\n")
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("meta500: interrupted\n")
-        sys.exit(130)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # Typer turns Ctrl-C into exit code 130 without a word.
+        if isinstance(stop, SystemExit) and stop.code != INTERRUPTED:
+            raise
+        sys.stderr.write("meta500: interrupted; the rows so far are in the run folder\n")
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
