@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,14 @@ from meta500.errors import UserError, choose
 from meta500.graph import Model
 from meta500.metrics.run import RunFolder
 from meta500.metrics.runner import Runner
-from meta500.metrics.tickers import AccuracyLimit, ProgressTicker, RowsTicker, Summary, TimeLimit
+from meta500.metrics.tickers import (
+    AccuracyLimit,
+    MetricTicker,
+    ProgressTicker,
+    RowsTicker,
+    Summary,
+    TimeLimit,
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,8 @@ class Setup:
     """Everything that decides a training run.
 
     ``model`` is a name of ``meta500.models`` or the path of an ONNX file; ``native`` takes the backend's own
-    optimizer instead of the reference one of this name.
+    optimizer instead of the reference one of this name; ``metrics`` are names of ``meta500.metrics.scores``
+    that the test set of every epoch is scored by, beside the accuracy.
     """
 
     model: str = "digits_cnn"
@@ -37,6 +46,7 @@ class Setup:
     seed: int = 0
     target_accuracy: float | None = None
     time_limit: float | None = None
+    metrics: tuple[str, ...] = ()
     model_options: dict[str, Any] = field(default_factory=dict)
     dataset_options: dict[str, Any] = field(default_factory=dict)
     backend_options: dict[str, Any] = field(default_factory=dict)
@@ -124,7 +134,7 @@ def train(setup: Setup, folder: RunFolder, tickers: Sequence[Any] = (), save: Pa
             "seed": setup.seed,
             "ranks": 1,
         }
-        chosen: list[Any] = [RowsTicker(folder, **what)]
+        chosen: list[Any] = [RowsTicker(folder, **what), *map(MetricTicker, setup.metrics)]
         if setup.target_accuracy is not None:
             chosen.append(AccuracyLimit(setup.target_accuracy))
         if setup.time_limit is not None:
@@ -194,7 +204,8 @@ def training_table(runs: Sequence[tuple[Setup, Summary]]) -> Any:
     from meta500.benchmarks.tables import table_of
 
     left = ["model", "backend", "optimizer"]
-    right = ["epochs", "steps", "train loss", "test accuracy", "train", "data", "time to target"]
+    scores = list(dict.fromkeys(name for setup, _ in runs for name in setup.metrics))
+    right = ["epochs", "steps", "train loss", "test accuracy", *scores, "train", "data", "time to target"]
     table = table_of("Training", left, right)
     for setup, summary in runs:
         last = summary.epochs[-1] if summary.epochs else None
@@ -213,6 +224,7 @@ def training_table(runs: Sequence[tuple[Setup, Summary]]) -> Any:
             str(last.step if last is not None else 0),
             "-" if loss is None else f"{loss:.4g}",
             "-" if accuracy is None else f"{100 * accuracy:.2f} %",
+            *("-" if last is None else f"{last.scores.get(name, math.nan):.4f}" for name in scores),
             f"{summary.seconds['train']:.2f} s",
             f"{summary.seconds['data']:.2f} s",
             target,

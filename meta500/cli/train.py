@@ -21,6 +21,9 @@ def train(
         float | None, typer.Option(help="Stop at this test accuracy, a fraction in (0, 1].")
     ] = None,
     time_limit: Annotated[float | None, typer.Option(help="Stop after this many seconds.")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Score the test set by iou, dice, top5, rmse, mae too.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, data and sampling.")] = 0,
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:N (torch).")] = None,
     mode: Annotated[str | None, typer.Option(help="eager or compile (torch).")] = None,
@@ -58,5 +61,6 @@ def train(
         seed=seed,
         target_accuracy=target_accuracy,
         time_limit=time_limit,
+        metrics=tuple(metric or ()),
     )
     raise typer.Exit(train_command(setup, out=out, save=save, as_json=as_json))

@@ -117,6 +117,18 @@ def test_training_reaches_97_percent_with_every_adam(tmp_path):
     assert (tmp_path / "run" / "plots" / "training.png").stat().st_size > 10_000
 
 
+def test_train_segmentation_with_a_metric(tmp_path):
+    done = meta500(
+        *("train", "--model", "unet", "--dataset", "digits-segmentation", "--metric", "iou", "--quick"),
+        *("--dataset-option", "size=32", "--dataset-option", "train_samples=8"),
+        *("--dataset-option", "test_samples=4", "--batch-size", 4, "--threads", 1, "--out", "run"),
+        cwd=tmp_path,
+    )
+    assert "iou" in done.stdout
+    scores = [r for r in RunFolder.open(tmp_path / "run").rows if r.quantity == "iou"]
+    assert len(scores) == 1 and 0 < scores[0].value < 1 and scores[0].dataset == "digits-segmentation"
+
+
 def test_train_saves_a_network_that_compares_and_reloads(tmp_path):
     common = ("train", "--epochs", 2, "--threads", 1)
     meta500(*common, "--out", "a", "--save", "net.onnx", cwd=tmp_path)
@@ -180,6 +192,7 @@ def test_compare_exits_1_on_a_regression_only(layers_run, tmp_path):
             ("unknown option 'mode' of backend 'numpy'", "threads"),
         ),
         (("train", "--learning-rate", "-1"), ("learning_rate", "-1")),
+        (("train", "--metric", "iouu"), ("iouu", "iou")),
         (("train", "--epochs", "0"), ("epochs", "0")),
         (("train", "--batch-size", "0"), ("batch_size", "0")),
         (("train", "--target-accuracy", "97"), ("97", "0.97")),
