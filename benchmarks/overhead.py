@@ -9,8 +9,9 @@ torch Network with the reference Adam run interleaved from the same weights on t
 import argparse
 import os
 
-from meta500.benchmarks.networks import measure_overhead, prepared
+from meta500.benchmarks.networks import measure_overhead
 from meta500.benchmarks.protocol import Protocol
+from meta500.benchmarks.subjects import prepared
 from meta500.benchmarks.tables import console, measurement_table, overhead_table
 
 

@@ -143,7 +143,8 @@ def _networks(
     emit: Callable[[Row], None],
     step: Callable[[str], None],
 ) -> None:
-    from meta500.benchmarks.networks import measure_networks, measure_overhead, prepared
+    from meta500.benchmarks.networks import measure_networks, measure_overhead
+    from meta500.benchmarks.subjects import prepared
 
     subjects = [
         prepared("unet", {"n": 0, **sizes.unet}, seed),

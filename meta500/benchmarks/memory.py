@@ -75,7 +75,7 @@ def high_water_mark() -> int:
 
 
 def _main() -> None:
-    from meta500.benchmarks.networks import inference_action, prepared, training_action
+    from meta500.benchmarks.subjects import inference_action, prepared, training_action
 
     job = json.load(sys.stdin)
     subject = prepared(job["model"], job["model_options"], job["seed"])
