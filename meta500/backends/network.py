@@ -5,18 +5,27 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from meta500.backends.checks import (
+    at_opset,
+    check_model,
+    contradicts,
+    exact,
+    is_whole,
+    requirements,
+    shape_text,
+)
 from meta500.errors import UnsupportedOperation, UserError, choose
-
-if TYPE_CHECKING:
-    from meta500.graph import Model, Operation
-    from meta500.graph.types import TensorType
+from meta500.graph.model import Model
+from meta500.graph.operation import Operation
+from meta500.graph.types import TensorType, is_floating
 
 GRADIENT_PREFIX = "grad/"
 NATIVE, HOST, UNSUPPORTED = "native", "host", "unsupported"
@@ -55,8 +64,14 @@ class Network(ABC):
     ) -> None:
         from meta500.graph.passes import infer_types, inline_functions, with_precision
 
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
-            raise UserError(f"threads must be a positive number, got {threads!r}")
+        check_model(model)
+        processors = os.cpu_count() or 1
+        if threads is not None and not (is_whole(threads) and 1 <= threads <= processors):
+            raise UserError(
+                f"threads must be a number from 1 to {processors}, the processors here; got {threads!r}"
+            )
+        if not (is_whole(seed) and 0 <= seed < 2**63):
+            raise UserError(f"seed must be a number from 0 to 2^63 - 1, got {seed!r}")
         model = infer_types(inline_functions(model), strict=False)
         self.model = with_precision(model, precision) if precision is not None else model
         self.precision, self.threads, self.seed = precision, threads, seed
@@ -187,6 +202,9 @@ class Network(ABC):
     def fetch_tensors(self, names: Iterable[str]) -> list[np.ndarray]:
         """Copies of parameters, constants, gradients, and inputs and outputs of the last run.
 
+        Inputs and outputs of the last run share memory with the arrays that were fed and returned: what the
+        caller writes into those shows here.
+
         Raises:
             UserError: nothing of this name is kept.
         """
@@ -205,13 +223,17 @@ class Network(ABC):
         array = np.asarray(value)
         if array.shape != current.shape:
             raise UserError(f"feed_tensor: '{name}' has shape {list(current.shape)}, got {list(array.shape)}")
-        self.assign(name, self.to_native(_exact(array, current.dtype, f"feed_tensor: '{name}'", copy=True)))
+        self.assign(name, self.to_native(exact(array, current.dtype, f"feed_tensor: '{name}'", copy=True)))
 
     def add_operation(self, op: Operation) -> None:
         """Append an operation to the graph; its outputs can then be made outputs or losses.
 
+        An operation of another version than the model's opset has is taken over if both versions have the
+        same fields and defaults.
+
         Raises:
-            UserError: it reads a value that does not exist or writes one that does.
+            UserError: it reads a value that does not exist or writes one that does, or it was made for a
+                version of its operator that the model's opset does not have.
             UnsupportedOperation: the backend does not run it.
         """
         from dataclasses import replace
@@ -219,6 +241,7 @@ class Network(ABC):
         from meta500.graph.passes import infer_types
         from meta500.graph.validate import check_graph
 
+        op = at_opset(op, self.model)
         graph = self._current_graph()
         model = self.model.with_graph(replace(graph, operations=[*graph.operations, op]))
         check_graph(model.graph)
@@ -271,21 +294,37 @@ class Network(ABC):
             name = next(iter(graph.sparse_initializers))
             raise UserError(f"sparse initializer '{name}': the {self.backend} backend reads dense ones only")
         self._parameters = self.model.parameters
-        required = set(self.model.inputs)
-        needs: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in required}
-        empty: frozenset[str] = frozenset()
-        for op in graph.operations:
-            names = set(op.operands)
-            for subgraph in op.subgraphs.values():
-                names |= subgraph.free_names()
-            union = empty.union(*(needs.get(name, empty) for name in names))
-            needs.update(dict.fromkeys((r for r in op.results if r), union))
-        self._needs = needs
+        self._needs = requirements(graph, self.model.inputs)
+        self._check_declared()
+
+    def _check_declared(self) -> None:
+        """Refuse a file whose declared outputs are not what its graph computes."""
+        from dataclasses import replace
+
+        from meta500.graph.passes import infer_types
+
+        graph = self.model.graph
+        computed = infer_types(
+            self.model.with_graph(replace(graph, outputs=dict.fromkeys(graph.outputs))), strict=False
+        ).outputs
+        for name, declared in graph.outputs.items():
+            if contradicts(declared, computed[name]):
+                raise UserError(
+                    f"output '{name}' is declared {declared}, the graph computes {computed[name]}"
+                )
 
     def _adopt(self, model: Model) -> None:
+        """Take over a changed model, or keep the old one if that fails."""
+        before = self.model
         self.model = model
-        self._structure()
-        self._rebuild()
+        try:
+            self._structure()
+            self._rebuild()
+        except UserError:
+            self.model = before
+            self._structure()
+            self._rebuild()
+            raise
 
     def _current_graph(self) -> Any:
         """The graph with the current values of its initializers."""
@@ -301,14 +340,22 @@ class Network(ABC):
         array.flags.writeable = False
         return array
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise UserError("the network is closed")
+
     def _select_outputs(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None) -> tuple[str, ...]:
         """The outputs to compute, after checking names.
 
         Raises:
             UserError: an unknown input or output, or an input that is missing.
         """
-        if self.closed:
-            raise UserError("the network is closed")
+        self._check_open()
+        if not isinstance(inputs, Mapping):
+            raise UserError(
+                f"inputs are a mapping from names to arrays, got {type(inputs).__name__}; "
+                f"the network's inputs are {', '.join(self.model.graph.inputs) or 'none'}"
+            )
         known = self.model.graph.inputs
         for name in inputs:
             if name not in known:
@@ -371,7 +418,18 @@ class Network(ABC):
         for name in wrt:
             if name not in known:
                 raise UserError(f"wrt: the network has no parameter or input '{name}'")
+            dtype = getattr(known[name], "dtype", None)
+            if dtype is not None and not is_floating(dtype):
+                raise UserError(f"wrt: '{name}' is {dtype}; only floating point has a gradient")
         return tuple(wrt)
+
+    def _updates(self, updates: Mapping[str, str], form: Model, inputs: Mapping[str, Any]) -> dict[str, str]:
+        """Those running statistics that the fed inputs suffice to update."""
+        if not updates:
+            return {}
+        needs = requirements(form.graph, form.inputs)
+        fed = frozenset(inputs)
+        return {name: new for name, new in updates.items() if needs.get(new, frozenset()) <= fed}
 
     def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Compare the shapes fed with those declared; a symbolic dimension has one size.
@@ -386,12 +444,12 @@ class Network(ABC):
             if expected is None:
                 continue
             if len(expected) != len(shape):
-                raise UserError(f"input '{name}' must have shape {_shape_text(expected)}, got {list(shape)}")
+                raise UserError(f"input '{name}' must have shape {shape_text(expected)}, got {list(shape)}")
             for dimension, size in zip(expected, shape, strict=True):
                 if isinstance(dimension, int):
                     if dimension != size:
                         raise UserError(
-                            f"input '{name}' must have shape {_shape_text(expected)}, got {list(shape)}"
+                            f"input '{name}' must have shape {shape_text(expected)}, got {list(shape)}"
                         )
                 elif isinstance(dimension, str):
                     first, where = symbols.setdefault(dimension, (size, name))
@@ -409,22 +467,7 @@ class Network(ABC):
         """
         declared = getattr(self.model.graph.inputs[name], "dtype", None)
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
-        return array if declared is None else _exact(array, declared, f"input '{name}'")
-
-
-def _exact(array: np.ndarray, dtype: np.dtype, label: str, copy: bool = False) -> np.ndarray:
-    """``array`` in ``dtype``, if that loses nothing."""
-    if array.dtype == dtype:
-        return array.copy() if copy else array
-    if array.dtype.kind == dtype.kind and np.can_cast(array.dtype, dtype, "safe"):
-        return array.astype(dtype)
-    if dtype == np.dtype(object) and array.dtype.kind in "US":
-        return array.astype(object)
-    raise UserError(f"{label} must be {dtype}, got {array.dtype}; convert it with .astype('{dtype}')")
-
-
-def _shape_text(shape: Sequence[Any]) -> str:
-    return f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
+        return array if declared is None else exact(array, declared, f"input '{name}'")
 
 
 def refuse_unsupported(cls: type[Network], operations: Iterable[Operation]) -> None:
@@ -510,6 +553,7 @@ def network(model: Model, backend: str = "torch", **options: Any) -> Network:
         UserError: an unknown backend or option, or a package is missing.
         UnsupportedOperation: the backend can't run some node.
     """
+    check_model(model)
     cls = backend_class(backend)
     known = _option_names(cls)
     for name in options:

@@ -78,6 +78,11 @@ class Optimizer(ABC):
             return None
         return [*outputs] if self.loss in outputs else [*outputs, self.loss]
 
+    @property
+    def kind(self) -> str:
+        """What a saved state must be of to be loaded here: the class, and whatever else decides."""
+        return type(self).__name__
+
     def hyper_parameters(self) -> dict[str, Any]:
         """All hyper-parameters by name, ``learning_rate`` (number or schedule) among them."""
         return declared(self)

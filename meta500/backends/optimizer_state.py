@@ -102,7 +102,7 @@ def snapshot(
         hyper["learning_rate"] = describe_rate(hyper["learning_rate"])
     return {
         "format": FORMAT,
-        "optimizer": type(optimizer).__name__,
+        "optimizer": optimizer.kind,
         "step_count": optimizer.step_count,
         "hyper": hyper,
         "scalars": dict(scalars),
@@ -136,7 +136,7 @@ def check(
             )
     if state["format"] != FORMAT:
         raise UserError(f"{source}: key 'format' is {state['format']}: this version reads format {FORMAT}")
-    name = type(optimizer).__name__
+    name = optimizer.kind
     if state["optimizer"] != name:
         raise UserError(f"{source}: the state of optimizer {state['optimizer']} cannot be loaded into {name}")
     if state["step_count"] < 0:

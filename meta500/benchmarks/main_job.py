@@ -200,9 +200,9 @@ def _check_device(device: str) -> None:
     if device != "cpu":
         if not version("torch"):
             raise UserError(f"--device {device} needs PyTorch")
-        from meta500.backends.torch.network import _device
+        from meta500.backends.torch.ambient import parse_device
 
-        _device(device)
+        parse_device(device)
 
 
 @contextmanager

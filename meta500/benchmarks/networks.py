@@ -176,9 +176,9 @@ def _same_numerics(device: str) -> AbstractContextManager[None]:
     """Plain PyTorch with the float32 arithmetic that our Network uses (no TF32)."""
     if device == "cpu":
         return nullcontext()
-    from meta500.backends.torch.network import cuda_numerics
+    from meta500.backends.torch.ambient import CudaNumerics
 
-    return cuda_numerics(tf32=False)
+    return CudaNumerics(tf32=False)
 
 
 def _loss_action(optimizer: Any, inputs: dict[str, np.ndarray]) -> Callable[[], object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy as np
 from meta500.errors import UserError
 from meta500.graph.model import Graph, Model
 from meta500.graph.operation import Operation
+from meta500.graph.operators import OPSETS, Identity
 from meta500.graph.passes import FOLLOW, MODE_KEY, infer_types
-from meta500.graph.types import Dimension, TensorType
+from meta500.graph.types import Dimension, TensorType, is_floating
 from meta500.graph.validate import check_graph
 
 # New enough for node metadata in the file, old enough for every current runtime.
@@ -46,7 +48,7 @@ class Builder:
             UserError: the value is not floating point or the name is taken.
         """
         array = np.asarray(value)
-        if not np.issubdtype(array.dtype, np.floating):
+        if not is_floating(array.dtype):
             raise UserError(f"parameter '{name}' must be floating point, got {array.dtype}")
         self.constant(array, name)
         self._trainable.append(name)
@@ -89,7 +91,7 @@ class Builder:
         op = operation(
             *args,
             name=node,
-            opset=self.opset if operation.domain == "" else None,
+            opset=self.opset if operation.domain == "" else OPSETS.get(operation.domain),
             metadata={MODE_KEY: FOLLOW} if follow_mode else None,
             **fields,
         )
@@ -126,8 +128,6 @@ class Builder:
             raise UserError(f"output '{value}': the network has no such value")
         if name is not None and name != value:
             if value in self._graph.inputs or value in self._graph.initializers:
-                from meta500.graph.operators import Identity
-
                 value = self.add(Identity, value, outputs=[name])
             else:
                 self._claim(name)
@@ -148,9 +148,17 @@ class Builder:
         if not self._graph.outputs:
             raise UserError(f"network '{self.name}' has no output")
         check_graph(self._graph)
+        graph = replace(
+            self._graph,
+            inputs=dict(self._graph.inputs),
+            outputs=dict(self._graph.outputs),
+            initializers=dict(self._graph.initializers),
+            operations=list(self._graph.operations),
+        )
+        domains = {op.domain for op in graph.operations if op.domain in OPSETS}
         model = Model(
-            graph=self._graph,
-            opset_imports={"": self.opset},
+            graph=graph,
+            opset_imports={"": self.opset, **{d: OPSETS[d] for d in sorted(domains - {""})}},
             metadata=dict(metadata or {}),
             trainable=tuple(self._trainable),
             producer_name="meta500",

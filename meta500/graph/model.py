@@ -11,7 +11,7 @@ import numpy as np
 
 from meta500.errors import UserError
 from meta500.graph.operation import Operation
-from meta500.graph.types import SparseTensor, TensorType, ValueType
+from meta500.graph.types import SparseTensor, TensorType, ValueType, is_floating
 
 PARAMETERS_KEY = "meta500.parameters"
 
@@ -36,12 +36,21 @@ _NOT_TRAINABLE: dict[str, frozenset[int]] = {
 }
 
 
+@dataclass(frozen=True)
+class Annotation:
+    """What a file says about a value in words: ``doc_string`` and ``metadata`` (metadata_props)."""
+
+    doc_string: str = ""
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass
 class Graph:
     """Operations in topological order, with the names and types of what flows between them.
 
     ``inputs`` and ``outputs`` keep their order; an input that is also an initializer has a default.
-    ``value_types`` holds the types known for other values.
+    ``value_types`` holds the types known for other values; the annotations are those of inputs, outputs and
+    values, and of initializers.
     """
 
     name: str = "graph"
@@ -54,6 +63,8 @@ class Graph:
     doc_string: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
     quantization: tuple[bytes, ...] = ()
+    value_annotations: dict[str, Annotation] = field(default_factory=dict)
+    tensor_annotations: dict[str, Annotation] = field(default_factory=dict)
 
     def producers(self) -> dict[str, Operation]:
         """The operation that writes each value."""
@@ -166,7 +177,7 @@ class Model:
         if self.trainable is not None:
             return self.trainable
         weights = {
-            name: array.ndim > 0 and np.issubdtype(array.dtype, np.floating)
+            name: array.ndim > 0 and is_floating(array.dtype)
             for name, array in self.graph.initializers.items()
         }
         used = self.graph.consumers()
@@ -222,7 +233,7 @@ def check_parameters(model: Model, names: Iterable[str]) -> tuple[str, ...]:
         array = model.graph.initializers.get(name)
         if array is None:
             raise UserError(f"parameter '{name}' is no initializer of {model.path or model.name}")
-        if not np.issubdtype(array.dtype, np.floating):
+        if not is_floating(array.dtype):
             raise UserError(f"parameter '{name}' is {array.dtype}; parameters are floating point")
     return names
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from meta500.errors import UserError
 
 INPUT, OUTPUT, ATTRIBUTE = "input", "output", "attribute"
@@ -88,8 +90,9 @@ class Operation:
     """One node of a graph.
 
     Every operation has, beside the fields of its operator: ``name`` (of the node), ``since_version`` (which
-    version of the operator's definition holds), ``doc_string``, ``metadata`` (the node's metadata_props) and
-    ``overload``. ``opset`` may be given instead of ``since_version``: the version in force at that opset.
+    version of the operator's definition holds), ``doc_string``, ``metadata`` (the node's metadata_props),
+    ``overload`` and ``device_configurations`` (as the file has them). ``opset`` may be given instead of
+    ``since_version``: the version in force at that opset.
 
     Raises:
         UserError: an unknown field, a field that this version of the operator does not have, a missing
@@ -119,12 +122,14 @@ class Operation:
         doc_string: str = "",
         metadata: Mapping[str, str] | None = None,
         overload: str = "",
+        device_configurations: tuple[bytes, ...] = (),
         **values: Any,
     ) -> None:
         self.name = name
         self.doc_string = doc_string
         self.metadata: dict[str, str] = dict(metadata or {})
         self.overload = overload
+        self.device_configurations = device_configurations
         self.signature = self.signature_at(opset, since_version)
         if len(args) > len(self.fields):
             raise UserError(f"{self.label}: {len(args)} positional values for {len(self.fields)} fields")
@@ -253,6 +258,7 @@ class Operation:
             doc_string=self.doc_string,
             metadata=self.metadata,
             overload=self.overload,
+            device_configurations=self.device_configurations,
         )
         values.update(changes)
         return type(self)(**values)
@@ -299,7 +305,10 @@ class Operation:
 
 
 class FunctionCall(Operation):
-    """A call of a model-local function: operands, results and attributes without a schema."""
+    """A call of a model-local function: operands, results and attributes without a schema.
+
+    ``attributes`` maps names to (ONNX attribute type, value).
+    """
 
     def __init__(
         self,
@@ -310,36 +319,64 @@ class FunctionCall(Operation):
         attributes: Mapping[str, tuple[str, Any]] | None = None,
         **common: Any,
     ) -> None:
-        kinds = {name: Attribute(name, kind) for name, (kind, _) in (attributes or {}).items()}
+        super().__init__(**common)
         self.domain, self.op_type = domain, op_type  # type: ignore[misc]
-        signature = Signature(1, "", "")
-        signature.inputs = (Formal("operand_names", variadic=True),)
-        signature.outputs = (Formal("result_names", variadic=True),)
-        signature.attributes = kinds
-        self.signatures = (signature,)  # type: ignore[misc]
-        self.fields = ("operand_names", "result_names", *kinds)  # type: ignore[misc]
-        values = {name: value for name, (_, value) in (attributes or {}).items()}
-        self.name = common.get("name", "")
-        self.doc_string = common.get("doc_string", "")
-        self.metadata = dict(common.get("metadata") or {})
-        self.overload = common.get("overload", "")
-        self.signature = signature
-        self._set_fields({"operand_names": tuple(operands), "result_names": tuple(results), **values})
+        self._operands, self._results = tuple(operands), tuple(results)
+        self._attributes = dict(attributes or {})
+        specifications = [Attribute(name, kind) for name, (kind, _) in self._attributes.items()]
+        self.signature = Signature(1, "operands*", "results*", specifications)
+
+    @classmethod
+    def signature_at(cls, opset: int | None = None, since_version: int | None = None) -> Signature:
+        """Functions have one version."""
+        return Signature(1, "", "")
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the arguments."""
+        return self._operands
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        return self._results
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes that the call gives."""
+        return {name: value for name, (_, value) in self._attributes.items()}
 
     def replace(self, **changes: Any) -> Operation:
-        """A copy with other operands, results or attributes."""
-        attributes = {n: (self.attribute_kind(n), changes.get(n, v)) for n, v in self.attributes.items()}
-        return FunctionCall(
-            changes.get("domain", self.domain),
-            changes.get("op_type", self.op_type),
-            changes.get("operand_names", self.operands),
-            changes.get("result_names", self.results),
-            attributes,
-            name=changes.get("name", self.name),
-            doc_string=self.doc_string,
-            metadata=changes.get("metadata", self.metadata),
-            overload=self.overload,
+        """A copy with other ``operands``, ``results``, ``attributes`` or common fields."""
+        given = {
+            "operands": self.operands,
+            "results": self.results,
+            "attributes": self._attributes,
+            "name": self.name,
+            "doc_string": self.doc_string,
+            "metadata": self.metadata,
+            "overload": self.overload,
+            "device_configurations": self.device_configurations,
+            **changes,
+        }
+        return FunctionCall(self.domain, self.op_type, **given)
+
+    def renamed(self, names: Mapping[str, str]) -> Operation:
+        """A copy whose operands and results are renamed by ``names``."""
+        return self.replace(
+            operands=[names.get(name, name) for name in self.operands],
+            results=[names.get(name, name) for name in self.results],
         )
+
+    def with_defaults(self, defaults: Mapping[str, tuple[str, Any]]) -> Operation:
+        """A copy with the attributes of ``defaults`` (name to type and value) that the call does not give."""
+        return self.replace(attributes={**defaults, **self._attributes})
+
+    def validate(self) -> None:
+        """Nothing is required: a function has no schema."""
+
+    def __repr__(self) -> str:
+        return f"{self.op_type}({self.name!r}, {self.operands}, {self.results}, {self.attributes})"
 
 
 def visit_method(op_type: str) -> str:
@@ -360,7 +397,18 @@ def _checked(op: Operation, attribute: Attribute, value: Any) -> Any:
             raise _wrong_type(op, attribute, value) from None
     if attribute.kind in _PYTHON:
         return _checked_scalar(op, attribute, attribute.kind, value)
+    if attribute.kind == "TENSOR":
+        return _frozen(value)
     return value
+
+
+def _frozen(value: Any) -> np.ndarray:
+    """A read-only array: the given one if it is read-only already, else a copy."""
+    array = np.asarray(value)
+    if array.flags.writeable:
+        array = array.copy()
+        array.flags.writeable = False
+    return array
 
 
 def _checked_scalar(op: Operation, attribute: Attribute, kind: str, value: Any) -> Any:

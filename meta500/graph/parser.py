@@ -18,7 +18,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from meta500.errors import UserError
 from meta500.graph.attributes import attribute_kind, attribute_value
 from meta500.graph.custom import custom_operations
-from meta500.graph.model import PARAMETERS_KEY, Function, Graph, Model, check_parameters
+from meta500.graph.model import PARAMETERS_KEY, Annotation, Function, Graph, Model, check_parameters
 from meta500.graph.operation import AttributeReference, FunctionCall, Operation
 from meta500.graph.operators import OPERATORS, OPSETS
 from meta500.graph.types import SparseTensor, ValueType, type_from_proto
@@ -141,6 +141,8 @@ class _Parser:
             doc_string=proto.doc_string,
             metadata={entry.key: entry.value for entry in proto.metadata_props},
             quantization=tuple(q.SerializeToString() for q in proto.quantization_annotation),
+            value_annotations=_annotations(proto.input, proto.output, proto.value_info),
+            tensor_annotations=_annotations(proto.initializer),
         )
 
     def function(self, proto: FunctionProto) -> Function:
@@ -171,6 +173,7 @@ class _Parser:
             "doc_string": node.doc_string,
             "metadata": {entry.key: entry.value for entry in node.metadata_props},
             "overload": node.overload,
+            "device_configurations": tuple(c.SerializeToString() for c in node.device_configurations),
         }
         attributes = {}
         for a in node.attribute:
@@ -327,6 +330,15 @@ def _value_types(protos: Iterable[Any], kind: str, graph: str) -> dict[str, Valu
         except UserError as error:
             raise UserError(f"graph '{graph}': {kind} '{proto.name}': {error}") from None
     return found
+
+
+def _annotations(*groups: Iterable[Any]) -> dict[str, Annotation]:
+    return {
+        proto.name: Annotation(proto.doc_string, tuple((e.key, e.value) for e in proto.metadata_props))
+        for group in groups
+        for proto in group
+        if proto.doc_string or proto.metadata_props
+    }
 
 
 def _opset_imports(protos: Iterable[Any]) -> dict[str, int]:

@@ -13,7 +13,15 @@ import onnx.inliner
 from meta500.errors import UserError
 from meta500.graph.model import Graph, Model, unique
 from meta500.graph.operation import FunctionCall, Operation
-from meta500.graph.types import TensorType, ValueType, dtype_from_onnx, dtype_to_onnx, type_from_proto
+from meta500.graph.operators import Cast
+from meta500.graph.types import (
+    BFLOAT16,
+    TensorType,
+    ValueType,
+    dtype_from_onnx,
+    dtype_to_onnx,
+    type_from_proto,
+)
 
 # A node with this metadata trains in training steps and infers in inference.
 MODE_KEY, FOLLOW = "meta500.mode", "follow"
@@ -49,17 +57,53 @@ def infer_types(model: Model, strict: bool = True) -> Model:
 
 
 def inline_functions(model: Model) -> Model:
-    """The model with calls of model-local functions replaced by their bodies (onnx's inliner)."""
+    """The model with calls of model-local functions replaced by their bodies (onnx's inliner).
+
+    Raises:
+        UserError: a function uses another version of an operator set than the model.
+    """
     if not any(isinstance(op, FunctionCall) for op in model.graph.walk()):
         return model
     from meta500.graph.parser import load
     from meta500.graph.writer import model_to_proto
 
-    proto = model_to_proto(model, weights=True)
+    for function in model.functions.values():
+        for domain, version in function.opset_imports.items():
+            if model.opset_imports.get(domain, version) != version:
+                raise UserError(
+                    f"function '{function.domain}.{function.name}' is written in version {version} of "
+                    f"{domain or 'ai.onnx'}, the model in {model.opset_imports[domain]}: convert one of them"
+                )
+    proto = model_to_proto(_with_default_attributes(model), weights=True)
     kept = {(f.domain, f.name) for f in proto.functions} - {(d, n) for d, n, _ in model.functions}
-    inlined = onnx.inliner.inline_selected_functions(proto, sorted(kept), exclude=True)
+    try:
+        inlined = onnx.inliner.inline_selected_functions(proto, sorted(kept), exclude=True)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{model.path or model.name}: functions cannot be inlined: {error}") from None
     result = load(inlined)
     return replace(result, trainable=model.trainable, path=model.path)
+
+
+def _with_default_attributes(model: Model) -> Model:
+    """Calls with the default attributes of their functions written out; onnx's inliner drops the defaults."""
+
+    def filled(op: Operation) -> Operation:
+        if isinstance(op, FunctionCall):
+            function = model.functions.get((op.domain, op.op_type, op.overload))
+            return op if function is None else op.with_defaults(function.attribute_defaults)
+        changes = {
+            name: replace(value, operations=[filled(inner) for inner in value.operations])
+            for name, value in op.attributes.items()
+            if op.attribute_kind(name) == "GRAPH" and isinstance(value, Graph)
+        }
+        return op.replace(**changes) if changes else op
+
+    functions = {
+        key: replace(function, operations=[filled(op) for op in function.operations])
+        for key, function in model.functions.items()
+    }
+    graph = replace(model.graph, operations=[filled(op) for op in model.graph.operations])
+    return replace(model, graph=graph, functions=functions)
 
 
 def training_form(model: Model) -> tuple[Model, dict[str, str]]:
@@ -115,14 +159,16 @@ def _training_normalization(
 
 
 _PRECISIONS = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
-_DTYPE_ATTRIBUTES = ("dtype", "to", "output_dtype", "stash_type", "output_datatype", "softmax_precision")
+_CHANGED = (*map(np.dtype, _PRECISIONS.values()), BFLOAT16)
+_DTYPE_ATTRIBUTES = ("dtype", "to", "output_dtype", "output_datatype", "softmax_precision")
 
 
 def with_precision(model: Model, precision: str) -> Model:
-    """The model with every float32, and where it is lower float16 and float64, tensor in ``precision``.
+    """The model with every float16, bfloat16, float32 and float64 tensor in ``precision``.
 
     All floating-point initializers, constants, types, and conversions to a floating type change to
-    ``precision``: the float64 form of a float32 network is its reference.
+    ``precision``: the float64 form of a float32 network is its reference. The scales of Resize and Upsample
+    stay float32, as ONNX defines them.
 
     Raises:
         UserError: an unknown precision.
@@ -134,29 +180,41 @@ def with_precision(model: Model, precision: str) -> Model:
 
 
 def _graph_in(graph: Graph, target: np.dtype) -> Graph:
-    return replace(
+    changed = replace(
         graph,
         inputs={k: _type_in(v, target) for k, v in graph.inputs.items()},
         outputs={k: _type_in(v, target) for k, v in graph.outputs.items()},
         value_types={k: _type_in(v, target) for k, v in graph.value_types.items()},
-        initializers={
-            k: _array_in(v, target) if not _fixed_single(graph, k) else v
-            for k, v in graph.initializers.items()
-        },
+        initializers={k: _array_in(v, target) for k, v in graph.initializers.items()},
         operations=[_operation_in(op, target) for op in graph.operations],
     )
+    return _with_single_scales(graph, changed)
 
 
-def _fixed_single(graph: Graph, name: str) -> bool:
-    """Whether every use of an initializer is one that ONNX fixes to float32 (the scales of Resize)."""
-    uses = graph.consumers().get(name, []) if graph.initializers[name].ndim == 1 else []
-    return bool(uses) and all(
-        op.op_type in ("Resize", "Upsample") and position == _scales_position(op) for op, position in uses
-    )
-
-
-def _scales_position(op: Operation) -> int:
-    return [formal.name for formal in op.signature.inputs].index("scales")
+def _with_single_scales(before: Graph, changed: Graph) -> Graph:
+    """``changed`` with float32 scales for Resize and Upsample, taken unrounded from ``before``."""
+    constants = {
+        op.results[0]: op.attributes["value"]
+        for op in before.operations
+        if op.op_type == "Constant" and isinstance(op.attributes.get("value"), np.ndarray)
+    }
+    known = {**before.initializers, **constants}
+    taken = before.values()
+    extra: dict[str, np.ndarray] = {}
+    operations: list[Operation] = []
+    for op in changed.operations:
+        scales = getattr(op, "scales", None) if op.op_type in ("Resize", "Upsample") else None
+        if not isinstance(scales, str) or not scales:
+            operations.append(op)
+            continue
+        name = unique(f"{scales}:float32", taken)
+        taken.add(name)
+        if scales in known:
+            extra[name] = known[scales]
+        else:
+            operations.append(Cast(scales, name, to=dtype_to_onnx(np.dtype(np.float32)), name=name, opset=13))
+        operations.append(op.replace(scales=name))
+    return replace(changed, operations=operations, initializers={**changed.initializers, **extra})
 
 
 def _operation_in(op: Operation, target: np.dtype) -> Operation:
@@ -173,7 +231,7 @@ def _operation_in(op: Operation, target: np.dtype) -> Operation:
             changes[name] = _graph_in(value, target)
         elif kind == "INT" and name in _DTYPE_ATTRIBUTES and isinstance(value, int):
             dtype = dtype_from_onnx(value)
-            if dtype is not None and dtype in (np.float16, np.float32, np.float64):
+            if dtype is not None and dtype in _CHANGED:
                 changes[name] = dtype_to_onnx(target)
     if op.op_type == "Constant":
         changes.update(_constant_in(op, target))
@@ -192,7 +250,7 @@ def _constant_in(op: Operation, target: np.dtype) -> Mapping[str, Any]:
 
 
 def _array_in(array: np.ndarray, target: np.dtype) -> np.ndarray:
-    if array.dtype not in (np.float16, np.float32, np.float64) or array.dtype == target:
+    if array.dtype not in _CHANGED or array.dtype == target:
         return array
     changed = array.astype(target)
     changed.flags.writeable = False
@@ -200,7 +258,7 @@ def _array_in(array: np.ndarray, target: np.dtype) -> np.ndarray:
 
 
 def _type_in(value: ValueType | None, target: np.dtype) -> ValueType | None:
-    if isinstance(value, TensorType) and value.dtype in (np.float16, np.float32, np.float64):
+    if isinstance(value, TensorType) and value.dtype in _CHANGED:
         return replace(value, dtype=target)
     return value
 

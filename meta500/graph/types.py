@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, helper
@@ -16,6 +17,7 @@ from onnx import TensorProto, TypeProto, helper
 from meta500.errors import UserError
 
 Dimension = int | str | None
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,11 @@ class SparseTensor:
 def dtype_name(dtype: np.dtype) -> str:
     """Name of an element type: numpy's, and "string" for object."""
     return "string" if dtype == np.dtype(object) else dtype.name
+
+
+def is_floating(dtype: np.dtype | None) -> bool:
+    """Whether gradients flow through values of this type: float16, bfloat16, float32, float64, complex."""
+    return dtype is not None and (dtype.kind in "fc" or dtype == BFLOAT16)
 
 
 def dtype_from_onnx(element_type: int) -> np.dtype | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from meta500.errors import UserError
 from meta500.graph.custom import custom_operations, function_body
-from meta500.graph.model import PARAMETERS_KEY, Function, Graph, Model
+from meta500.graph.model import PARAMETERS_KEY, Annotation, Function, Graph, Model
 from meta500.graph.operation import AttributeReference, FunctionCall, Operation
 from meta500.graph.types import SparseTensor, ValueType, type_to_proto
 
@@ -65,26 +66,30 @@ def save(model: Model, path: str | os.PathLike[str], external_data: bool = False
         UserError: the file can't be written, or exceeds protobuf's 2 GiB without ``external_data``.
     """
     target = Path(path)
+    if target.is_dir() or not target.name:
+        raise UserError(f"{target}: is a folder; give the path of a file")
     proto = model_to_proto(model)
+    # Written beside the target and moved there whole, so that a reader never sees half a file.
     partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    names = [target.name] + ([f"{target.name}.data"] if external_data else [])
     try:
-        if external_data:
-            onnx.save_model(
-                proto,
-                os.fspath(target),
-                save_as_external_data=True,
-                location=f"{target.name}.data",
-                size_threshold=1024,
-            )
-            return
-        partial.write_bytes(proto.SerializeToString())
-        partial.replace(target)
+        partial.mkdir()
+        onnx.save_model(
+            proto,
+            os.fspath(partial / target.name),
+            save_as_external_data=external_data,
+            location=names[-1] if external_data else None,
+            size_threshold=1024,
+        )
+        for name in reversed(names):
+            if (partial / name).exists():
+                (partial / name).replace(target.with_name(name))
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror})") from None
     except ValueError as error:
         raise UserError(f"{target}: {error}; models over 2 GiB need external_data=True") from None
     finally:
-        partial.unlink(missing_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def graph_to_proto(graph: Graph, weights: bool = True) -> GraphProto:
@@ -105,6 +110,10 @@ def graph_to_proto(graph: Graph, weights: bool = True) -> GraphProto:
     for name, value in graph.value_types.items():
         proto.value_info.append(_value_info(name, value))
     _write_metadata(proto, graph.metadata)
+    for info in (*proto.input, *proto.output, *proto.value_info):
+        _annotate(info, graph.value_annotations.get(info.name))
+    for tensor in proto.initializer:
+        _annotate(tensor, graph.tensor_annotations.get(tensor.name))
     for data in graph.quantization:
         proto.quantization_annotation.add().ParseFromString(data)
     return proto
@@ -132,6 +141,8 @@ def node_to_proto(op: Operation, weights: bool = True) -> NodeProto:
         elif spec.required or not _is_default(value, spec.default):
             proto.attribute.append(_attribute(name, spec.kind, value, weights))
     _write_metadata(proto, op.metadata)
+    for data in op.device_configurations:
+        proto.device_configurations.add().ParseFromString(data)
     return proto
 
 
@@ -203,6 +214,12 @@ def _value_info(name: str, value: ValueType | None) -> Any:
     if value is not None:
         info.type.CopyFrom(type_to_proto(value))
     return info
+
+
+def _annotate(proto: Any, annotation: Annotation | None) -> None:
+    if annotation is not None:
+        proto.doc_string = annotation.doc_string
+        _write_metadata(proto, dict(annotation.metadata))
 
 
 def _write_metadata(proto: Any, metadata: dict[str, str]) -> None:

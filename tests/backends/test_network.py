@@ -285,7 +285,7 @@ def test_unknown_names_list_the_choices(backend):
         meta500.network(model, backend="nump")
     with pytest.raises(UserError, match="unknown option 'thread' of backend.*threads"):
         meta500.network(model, backend=backend, thread=2)
-    with pytest.raises(UserError, match="threads must be a positive number, got 0"):
+    with pytest.raises(UserError, match="threads must be a number from 1 to .* got 0"):
         meta500.network(model, backend=backend, threads=0)
     with pytest.raises(UserError, match="unknown precision 'double'"):
         meta500.network(model, backend=backend, precision="double")

@@ -14,6 +14,7 @@ from meta500.backends.rules import Call
 from meta500.errors import UserError
 from meta500.graph import Graph, Model, Operation
 from meta500.graph.passes import training_form
+from meta500.graph.types import is_floating
 
 
 class NumpyNetwork(Network):
@@ -74,7 +75,7 @@ class NumpyNetwork(Network):
         wanted = self._select_outputs(inputs, outputs)
         wanted = wanted if loss in wanted else (*wanted, loss)
         targets = self._check_wrt(wrt)
-        updates = self._forms[True][1]
+        updates = self._updates(self._forms[True][1], self._forms[True][0], inputs)
         plan = self._plan((*wanted, *updates.values()), training=True)
         values = self._feed(inputs)
         tape: list[tuple[Step, Call]] = []
@@ -116,6 +117,7 @@ class NumpyNetwork(Network):
         return np.array(tensor)
 
     def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
+        self._check_open()
         from meta500.backends.numpy.optimizers import create
 
         return create(self, name, loss, **hyperparameters)
@@ -143,15 +145,16 @@ class NumpyNetwork(Network):
         gradients: dict[str, Any],
     ) -> dict[str, np.ndarray]:
         results = {name: values[name] for name in wanted}
-        self._last = {name: values[name] for name in inputs} | results
-        self._last |= {GRADIENT_PREFIX + name: array for name, array in gradients.items()}
         # An output may be the very array of an input or parameter (Identity, Reshape): hand out copies then.
         kept = [np.asarray(values[n]) for n in (*inputs, *self._tensors) if values[n] is not None]
         owners = {id(_owner(array)) for array in kept}
-        return {
+        found = {
             name: np.array(array) if id(_owner(np.asarray(array))) in owners else np.asarray(array)
             for name, array in results.items()
         }
+        self._last = {name: values[name] for name in inputs} | found
+        self._last |= {GRADIENT_PREFIX + name: array for name, array in gradients.items()}
+        return found
 
 
 class Plan:
@@ -221,8 +224,10 @@ def backpropagate(
         if all(g is None for g in given) or not any(call.needs):
             continue
         for name, need, gradient in zip(step.operands, call.needs, step.backward(call, given), strict=False):
-            if not need or gradient is None:
+            if not need:
                 continue
+            if gradient is None:
+                raise UserError(f"{step.op.label}: has no gradient with respect to its input '{name}'")
             previous = cotangents.get(name)
             cotangents[name] = gradient if previous is None else previous + gradient
     zero = {name: np.zeros_like(values[name]) for name in targets if name not in cotangents}
@@ -230,7 +235,7 @@ def backpropagate(
 
 
 def _is_float(array: Any) -> bool:
-    return isinstance(array, np.ndarray | np.generic) and array.dtype.kind in "fc"
+    return isinstance(array, np.ndarray | np.generic) and is_floating(array.dtype)
 
 
 def _owner(array: np.ndarray) -> Any:
@@ -246,7 +251,4 @@ def _blas_limits(threads: int | None) -> Any:
     from threadpoolctl import ThreadpoolController
 
     controller = ThreadpoolController()
-    current = {library["num_threads"] for library in controller.select(user_api="blas").info()}
-    if current <= {threads}:
-        return contextlib.nullcontext
     return lambda: controller.limit(limits=threads, user_api="blas")

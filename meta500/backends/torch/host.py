@@ -9,6 +9,7 @@ import torch
 
 from meta500.backends.numpy.visitor import Step
 from meta500.backends.torch.tensors import from_numpy, to_numpy
+from meta500.graph.types import is_floating
 
 
 class HostOperation(torch.nn.Module):
@@ -42,7 +43,7 @@ class _HostFunction(torch.autograd.Function):
         call = ctx.call
         call.needs = tuple(ctx.needs_input_grad[1:])
         given = tuple(
-            None if g is None or a is None or a.dtype.kind not in "fc" else to_numpy(g)
+            None if g is None or a is None or not is_floating(a.dtype) else to_numpy(g)
             for g, a in zip(cotangents, call.outputs, strict=True)
         )
         device = next((g.device for g in cotangents if g is not None), torch.device("cpu"))

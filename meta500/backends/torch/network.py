@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from meta500.backends.network import GRADIENT_PREFIX, Network, NodeCoverage
-from meta500.backends.torch.tensors import from_numpy, to_numpy, torch_dtype
+from meta500.backends.torch.ambient import Ambient, parse_device
+from meta500.backends.torch.tensors import attribute_name, from_numpy, to_numpy, torch_dtype
 from meta500.backends.torch.visitor import Emitter, TorchVisitor, node_coverage
 from meta500.errors import UserError, choose
 from meta500.graph import Model, Operation, TensorType
@@ -20,6 +21,8 @@ from meta500.graph.passes import training_form
 MODES = ("eager", "compile")
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 _GENERATOR = "generator"
+# Results up to this many elements are copied without a look at who else holds them.
+_SMALL = 64
 
 
 class TorchNetwork(Network):
@@ -60,7 +63,7 @@ class TorchNetwork(Network):
         self._compile_mode = choose("compile_mode", compile_mode, torch._inductor.list_mode_options())
         self._memory_name = choose("memory_format", memory_format, MEMORY_FORMATS)
         self._memory = MEMORY_FORMATS[memory_format]
-        self._device = _device(device)
+        self._device = parse_device(device)
         self._tf32, self._deterministic = bool(tf32), bool(deterministic)
         super().__init__(model, precision=precision, threads=threads, seed=seed)
         self._last: dict[str, torch.Tensor] = {}
@@ -105,33 +108,31 @@ class TorchNetwork(Network):
         return self._module(tuple(self.model.outputs), training=True)
 
     def _rebuild(self) -> None:
-        previous = {name: self.native(name) for name in getattr(self, "_attributes", {})}
-        self._forms = {False: (self.model, {}), True: training_form(self.model)}
-        self._modules: dict[tuple[bool, tuple[str, ...]], fx.GraphModule] = {}
-        self._callables: dict[tuple[bool, tuple[str, ...]], Callable[..., Any]] = {}
-        self._root = torch.nn.Module()
-        self._attributes: dict[str, str] = {}
+        forms = {False: (self.model, {}), True: training_form(self.model)}
+        statistics = set(forms[True][1])
+        # The same tensors go on in the changed graph, so that native optimizers keep their parameters.
+        previous = {name: getattr(self._root, a) for name, a in getattr(self, "_attributes", {}).items()}
+        root, attributes = torch.nn.Module(), {}
         generator = torch.Generator(device=self._device)
         generator.manual_seed(self.seed)
-        setattr(self._root, _GENERATOR, generator)
-        statistics = set(self._forms[True][1])
+        setattr(root, _GENERATOR, getattr(self._root, _GENERATOR, generator))
         for name, array in self.model.graph.initializers.items():
             trainable = name in self._parameters
             if not trainable and name not in statistics and array.dtype.kind == "O":
                 continue
-            attribute = _attribute_name(name, self._root)
-            self._attributes[name] = attribute
+            attributes[name] = attribute_name(name, root)
             tensor = previous.get(name)
             if tensor is None:
-                tensor = from_numpy(array, self._device).clone()
-            tensor = self._formatted(tensor)
+                tensor = self._formatted(from_numpy(array, self._device).clone())
             if trainable:
-                self._root.register_parameter(attribute, torch.nn.Parameter(tensor))
+                parameter = tensor if isinstance(tensor, torch.nn.Parameter) else torch.nn.Parameter(tensor)
+                root.register_parameter(attributes[name], parameter)
             else:
-                self._root.register_buffer(attribute, tensor)
-        self._parameter_tensors = {
-            name: getattr(self._root, self._attributes[name]) for name in self._parameters
-        }
+                root.register_buffer(attributes[name], tensor.detach())
+        self._forms, self._root, self._attributes = forms, root, attributes
+        self._modules: dict[tuple[Any, ...], fx.GraphModule] = {}
+        self._callables: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._parameter_tensors = {name: getattr(root, attributes[name]) for name in self._parameters}
         self._input_dtypes = {
             name: torch_dtype(value.dtype)
             for name, value in self.model.graph.inputs.items()
@@ -143,7 +144,7 @@ class TorchNetwork(Network):
     ) -> dict[str, np.ndarray]:
         wanted = self._select_outputs(inputs, outputs)
         fed = self._feed(inputs)
-        with torch.no_grad(), self._numerics():
+        with self._ambient(gradients=False):
             results = self._call(wanted, fed, training=False)
         self._last = dict(fed) | dict(zip(wanted, results, strict=True))
         return self._hand_out(wanted, results)
@@ -159,7 +160,7 @@ class TorchNetwork(Network):
         self._check_loss(inputs, loss, cotangent is None)
         wanted = self._select_outputs(inputs, outputs)
         wanted = wanted if loss in wanted else (*wanted, loss)
-        updates = self._forms[True][1]
+        updates = self._updates(self._forms[True][1], self._forms[True][0], inputs)
         fed = self._feed(inputs)
         if wrt is None:
             targets = self._parameter_tensors
@@ -167,7 +168,7 @@ class TorchNetwork(Network):
             targets = self._differentiable(self._check_wrt(wrt), fed)
         for parameter in self._parameter_tensors.values():
             parameter.grad = None
-        with self._numerics():
+        with self._ambient(gradients=True):
             results = self._call((*wanted, *updates.values()), fed, training=True)
             self._backward(loss, results[wanted.index(loss)], targets, wrt is None, cotangent)
         self._last = dict(fed) | dict(zip(wanted, results, strict=False))
@@ -228,10 +229,12 @@ class TorchNetwork(Network):
             )
         if tensor.device != current.device:
             raise UserError(f"assign: '{name}' lies on {current.device}, the new value on {tensor.device}")
-        current.data = tensor
-        if name not in self._parameter_tensors:
-            # Small constants are literals of the emitted modules, so these are made anew.
-            self._modules, self._callables = {}, {}
+        # Elements of an expanded tensor share memory, which no in-place update survives.
+        current.data = tensor.contiguous() if 0 in tensor.stride() and tensor.numel() > 1 else tensor
+        stale = [key for key, module in self._modules.items() if name in module.meta["literals"]]
+        for key in stale:
+            del self._modules[key]
+            self._callables.pop(key, None)
 
     def to_native(self, array: np.ndarray) -> torch.Tensor:
         return self._formatted(from_numpy(np.asarray(array), self._device))
@@ -244,6 +247,7 @@ class TorchNetwork(Network):
             torch.cuda.synchronize(self._device)
 
     def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
+        self._check_open()
         from meta500.backends.torch.optimizers import create
 
         return create(self, name, loss, **hyperparameters)
@@ -254,11 +258,8 @@ class TorchNetwork(Network):
         self._parameter_tensors = {}
         self._root = None
 
-    def _numerics(self) -> AbstractContextManager[None]:
-        """The device's float32 arithmetic as this network wants it, and as it was before afterwards."""
-        if self._device.type == "cpu":
-            return nullcontext()
-        return cuda_numerics(self._tf32, self._deterministic)
+    def _ambient(self, gradients: bool) -> Ambient:
+        return Ambient(self._device, gradients, self.threads, self._tf32, self._deterministic)
 
     def _feed(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         fed = {}
@@ -272,7 +273,7 @@ class TorchNetwork(Network):
                         f"input '{name}' must be {wanted} on {self._device}, "
                         f"got {value.dtype} on {value.device}"
                     )
-            fed[name] = self._formatted(value)
+            fed[name] = self._formatted(value.detach())
         self._check_shapes({name: tuple(tensor.shape) for name, tensor in fed.items()})
         return fed
 
@@ -300,16 +301,15 @@ class TorchNetwork(Network):
     def _call(
         self, wanted: tuple[str, ...], fed: Mapping[str, torch.Tensor], training: bool
     ) -> tuple[torch.Tensor, ...]:
-        key = (training, wanted)
+        defaults = frozenset(name for name in fed if name in self.model.graph.initializers)
+        key = (training, wanted, defaults)
         if key not in self._callables:
-            module = self._module(wanted, training)
+            module = self._module(wanted, training, defaults)
             function: Callable[..., Any] = module
             if self._mode == "compile":
                 options = None if self._compile_mode == "default" else self._compile_mode
                 function = torch.compile(module, mode=options)
             self._callables[key] = function
-        if self.threads is not None and torch.get_num_threads() != self.threads:
-            torch.set_num_threads(self.threads)
         module = self._modules[key]
         arguments = [fed[name] for name in module.meta["inputs"]]
         try:
@@ -343,13 +343,16 @@ class TorchNetwork(Network):
             yield
             self._random_state = torch.cuda.get_rng_state(self._device) if cuda else torch.get_rng_state()
 
-    def _module(self, wanted: tuple[str, ...], training: bool) -> fx.GraphModule:
-        key = (training, wanted)
+    def _module(
+        self, wanted: tuple[str, ...], training: bool, defaults: frozenset[str] = frozenset()
+    ) -> fx.GraphModule:
+        """The module for some outputs; ``defaults`` are the inputs with a default that are fed."""
+        key = (training, wanted, defaults)
         if key not in self._modules:
-            self._modules[key] = self._emit(wanted, training)
+            self._modules[key] = self._emit(wanted, training, defaults)
         return self._modules[key]
 
-    def _emit(self, wanted: tuple[str, ...], training: bool) -> fx.GraphModule:
+    def _emit(self, wanted: tuple[str, ...], training: bool, defaults: frozenset[str]) -> fx.GraphModule:
         model = self._forms[training][0]
         root = self._root
         assert root is not None
@@ -360,11 +363,12 @@ class TorchNetwork(Network):
             if needed & set(op.results):
                 needed.update(op.operands)
                 chosen.append(op)
-        fed = [name for name in graph.inputs if name in needed and name not in graph.initializers]
+        given = [n for n in graph.inputs if n not in graph.initializers or n in defaults]
+        fed = [name for name in given if name in needed]
         for index, name in enumerate(fed):
             emitter.values[name] = emitter.graph.placeholder(f"input_{index}")
         for name in graph.initializers:
-            if name not in needed:
+            if name not in needed or name in defaults:
                 continue
             if name not in self._parameter_tensors:
                 emitter.constants[name] = self._constant(name, graph.initializers[name])
@@ -377,6 +381,7 @@ class TorchNetwork(Network):
         module = fx.GraphModule(root, emitter.graph, class_name="Training" if training else "Inference")
         module.meta["inputs"] = fed
         module.meta["random"] = emitter.random
+        module.meta["literals"] = emitter.literals
         return module
 
     def _constant(self, name: str, initial: np.ndarray) -> np.ndarray:
@@ -384,49 +389,22 @@ class TorchNetwork(Network):
         return initial if attribute is None else to_numpy(getattr(self._root, attribute))
 
     def _hand_out(self, wanted: Sequence[str], results: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
-        kept = {t.data_ptr() for t in self._parameter_tensors.values()}
-        kept |= {t.data_ptr() for n, t in self._last.items() if n in self.model.graph.inputs}
+        """Results as arrays that share memory with nothing that the network or its user keeps."""
         found = {}
+        kept: set[int] | None = None
         for name, tensor in zip(wanted, results, strict=False):
             array = to_numpy(tensor)
-            # An output may be an input or parameter itself (Identity, Reshape): hand out a copy then.
-            found[name] = np.array(array) if tensor.data_ptr() in kept else array
+            if tensor.numel() <= _SMALL:
+                found[name] = np.array(array)
+                continue
+            if kept is None:
+                kept = self._kept_storages()
+            # An output may be an input or parameter itself, or a part of it (Identity, Reshape, Slice).
+            found[name] = np.array(array) if tensor.untyped_storage().data_ptr() in kept else array
         return found
 
-
-@contextmanager
-def cuda_numerics(tf32: bool, deterministic: bool = False) -> Iterator[None]:
-    """Set TF32 for convolutions and products, and determinism of cuDNN; restores what was set before."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
-    cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = tf32, tf32, deterministic
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = before
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"unknown device '{name}'; choose cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device '{name}': this PyTorch sees no CUDA device; choose cpu")
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device '{name}' is not supported; choose cpu, cuda or cuda:N")
-    if device.type == "cuda":
-        if device.index is not None and device.index >= torch.cuda.device_count():
-            raise UserError(f"device '{name}': there are {torch.cuda.device_count()} CUDA devices")
-        return torch.device("cuda", device.index or 0)
-    return device
-
-
-def _attribute_name(name: str, root: torch.nn.Module) -> str:
-    stem = "".join(c if c.isalnum() else "_" for c in name) or "tensor"
-    stem = f"t_{stem}" if not stem[0].isalpha() or hasattr(root, stem) else stem
-    index, attribute = 0, stem
-    while hasattr(root, attribute):
-        index += 1
-        attribute = f"{stem}_{index}"
-    return attribute
+    def _kept_storages(self) -> set[int]:
+        assert self._root is not None
+        tensors = [*self._root.parameters(), *self._root.buffers()]
+        tensors += [t for n, t in self._last.items() if n in self.model.graph.inputs]
+        return {tensor.untyped_storage().data_ptr() for tensor in tensors}

@@ -22,6 +22,9 @@ _CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "rmsprop": (torch.optim.RMSprop, {}),
 }
 
+# Learning rates where none is given: those of the reference optimizers, the same on every backend.
+_RATES = {"adam": 1e-3, "adamw": 1e-3}
+
 
 class TorchOptimizer(GraphOptimizer):
     """An optimizer of ``torch.optim``; ``hyperparameters`` are that class's own keywords.
@@ -35,22 +38,26 @@ class TorchOptimizer(GraphOptimizer):
         name: str,
         loss: str = "loss",
         *,
-        learning_rate: Rate = 1e-3,
+        learning_rate: Rate | None = None,
         **hyperparameters: Any,
     ) -> None:
-        super().__init__(network, loss, learning_rate=learning_rate)
-        self.name = f"{name} (torch.optim)"
         cls, fixed = _CLASSES[choose("native optimizer of the torch backend", name, _CLASSES)]
+        rate = _RATES.get(name, 1e-2) if learning_rate is None else learning_rate
+        super().__init__(network, loss, learning_rate=rate)
+        self.name = f"{name} (torch.optim)"
         known = set(inspect.signature(cls).parameters) - {"params", "lr"}
         for option in hyperparameters:
             choose(f"option of torch.optim.{cls.__name__}", option, known)
         self._class, self._options = cls, {**fixed, **hyperparameters}
         self.native: torch.optim.Optimizer | None = None
 
+    @property
+    def kind(self) -> str:
+        return f"{type(self).__name__}: {self.name}"
+
     def build(self) -> None:
-        parameters = self.network.module.named_parameters()  # type: ignore[attr-defined]
         try:
-            self.native = self._class([p for _, p in parameters], lr=self.rate, **self._options)  # type: ignore[call-arg]
+            self.native = self._class(list(self._named().values()), lr=self.rate, **self._options)  # type: ignore[call-arg]
         except (ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"torch.optim.{self._class.__name__}: {error}") from None
 
@@ -110,6 +117,9 @@ def create(network: Any, name: str, loss: str = "loss", **hyperparameters: Any) 
     Raises:
         UserError: an unknown name or option, or a value that torch.optim refuses.
     """
+    reserved = {"network", "name", "loss"} & set(hyperparameters)
+    if reserved:
+        raise UserError(f"'{min(reserved)}' is no hyper-parameter of native optimizer '{name}'")
     optimizer = TorchOptimizer(network, name, loss, **hyperparameters)
     optimizer.ensure_built()
     return optimizer

@@ -67,8 +67,28 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
     return from_numpy(np.zeros(0, dtype)).dtype
 
 
+def attribute_name(stem: str, root: torch.nn.Module) -> str:
+    """A name for an attribute of ``root``: ``stem`` as an identifier, numbered if it is taken."""
+    text = "".join(c if c.isalnum() else "_" for c in stem) or "tensor"
+    text = text if text[0].isalpha() else f"t_{text}"
+    index, attribute = 0, text
+    while hasattr(root, attribute):
+        index += 1
+        attribute = f"{text}_{index}"
+    return attribute
+
+
 def to_host_value(tensor: torch.Tensor) -> Any:
-    """A tensor as Python numbers; waits for the device."""
+    """A tensor as Python numbers; waits for the device.
+
+    Raises:
+        UserError: gradients would flow through the tensor; as numbers they could not.
+    """
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise UserError(
+            "a value is needed as a plain number here (a ratio, scale or pad value), but gradients would "
+            "flow through it; the torch backend has no gradient for it"
+        )
     return _tuples(tensor.detach().cpu().tolist())
 
 

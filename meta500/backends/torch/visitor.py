@@ -12,7 +12,7 @@ from torch import fx
 from meta500.backends.network import HOST, NATIVE, UNSUPPORTED, NodeCoverage
 from meta500.backends.numpy import visitor as numpy_visitor
 from meta500.backends.torch.operators import rules
-from meta500.backends.torch.tensors import from_numpy, to_host_value
+from meta500.backends.torch.tensors import attribute_name, from_numpy, to_host_value
 from meta500.graph import Operation, Visitor
 
 # Literals up to this many elements are written into the graph; longer host constants stay tensors.
@@ -24,7 +24,8 @@ class Emitter:
     """What a visit writes to: the fx graph, the module that owns its attributes, and the values so far.
 
     ``constants`` are the values known when the graph is built (initializers that are not trained and results
-    of Constant nodes), as numpy arrays; ``random`` whether some operation draws random numbers.
+    of Constant nodes), as numpy arrays; ``random`` whether some operation draws random numbers;
+    ``literals`` the constants whose values were written into the graph.
     """
 
     graph: fx.Graph
@@ -35,13 +36,14 @@ class Emitter:
     values: dict[str, fx.Node] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     random: bool = False
+    literals: set[str] = field(default_factory=set)
 
     def tensor(self, name: str) -> fx.Node | None:
         """The node of a value; a constant becomes an attribute of the module when it is first used."""
         if not name:
             return None
         if name not in self.values:
-            attribute = f"constant_{len(self.values)}"
+            attribute = attribute_name("constant", self.root)
             self.root.register_buffer(
                 attribute, from_numpy(self.constants[name], self.device), persistent=False
             )
@@ -54,6 +56,7 @@ class Emitter:
             return None
         constant = self.constants.get(name)
         if constant is not None and constant.size <= _LITERAL:
+            self.literals.add(name)
             return _literal(constant.tolist())
         return self.graph.call_function(to_host_value, (self.tensor(name),))
 
@@ -97,7 +100,7 @@ class TorchVisitor(Visitor):
         from meta500.backends.torch.host import HostOperation
 
         step = numpy_visitor.NumpyVisitor().visit_operation(op, None)
-        attribute = f"host_{sum(1 for n in network.graph.nodes if n.op == 'call_module')}"
+        attribute = attribute_name("host", network.root)
         network.root.add_module(attribute, HostOperation(step))
         node = network.graph.call_module(attribute, tuple(network.tensor(name) for name in op.operands))
         node.meta["operation"] = op
@@ -138,7 +141,7 @@ def _generator(keywords: dict[str, Any], network: Emitter) -> fx.Node:
     if seed is None or network.compiled:
         return network.graph.get_attr(network.generator)
     keywords["seed"] = None
-    attribute = f"generator_{sum(1 for _ in network.graph.nodes)}"
+    attribute = attribute_name("generator", network.root)
     generator = torch.Generator(device=network.device)
     generator.manual_seed(int(seed))
     setattr(network.root, attribute, generator)
@@ -153,7 +156,7 @@ def _constant(op: Operation) -> np.ndarray:
 
 def _attribute(value: Any, network: Emitter) -> Any:
     if isinstance(value, np.ndarray):
-        attribute = f"attribute_{sum(1 for n in network.graph.nodes)}"
+        attribute = attribute_name("attribute", network.root)
         network.root.register_buffer(attribute, from_numpy(value, network.device), persistent=False)
         return network.graph.get_attr(attribute)
     return value

@@ -1,0 +1,91 @@
+"""Checks of what is handed to a network, and what its outputs depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meta500.errors import UserError
+from meta500.graph.model import Graph, Model
+from meta500.graph.operation import FunctionCall, Operation
+from meta500.graph.types import TensorType
+
+
+def requirements(graph: Graph, inputs: Iterable[str]) -> dict[str, frozenset[str]]:
+    """For every value of ``graph``, which of ``inputs`` it depends on."""
+    needs: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in inputs}
+    empty: frozenset[str] = frozenset()
+    for op in graph.operations:
+        names = set(op.operands)
+        for subgraph in op.subgraphs.values():
+            names |= subgraph.free_names()
+        union = empty.union(*(needs.get(name, empty) for name in names))
+        needs.update(dict.fromkeys((r for r in op.results if r), union))
+    return needs
+
+
+def at_opset(op: Operation, model: Model) -> Operation:
+    """``op`` in the version that the model's opset has.
+
+    Raises:
+        UserError: that version has other fields or defaults, so that the same text may mean something else.
+    """
+    opset = model.opset_imports.get(op.domain)
+    if opset is None or isinstance(op, FunctionCall):
+        return op
+    signature = type(op).signature_at(opset)
+    if signature.since == op.since_version:
+        return op
+    parts = ("inputs", "outputs", "attributes")
+    if any(getattr(signature, part) != getattr(op.signature, part) for part in parts):
+        raise UserError(
+            f"{op.label}: made for version {op.since_version} of {op.op_type}, but the model's opset {opset} "
+            f"has version {signature.since}, which differs; make it with opset={opset}"
+        )
+    return op.replace(since_version=signature.since)
+
+
+def contradicts(declared: Any, computed: Any) -> bool:
+    """Whether two types of one value exclude each other."""
+    if not isinstance(declared, TensorType) or not isinstance(computed, TensorType):
+        return False
+    if None not in (declared.dtype, computed.dtype) and declared.dtype != computed.dtype:
+        return True
+    if declared.shape is None or computed.shape is None:
+        return False
+    if len(declared.shape) != len(computed.shape):
+        return True
+    pairs = zip(declared.shape, computed.shape, strict=True)
+    return any(isinstance(d, int) and isinstance(c, int) and d != c for d, c in pairs)
+
+
+def check_model(model: Any) -> None:
+    """Raises UserError unless ``model`` is a Model."""
+    if not isinstance(model, Model):
+        raise UserError(
+            f"a network is made from a Model, not from {type(model).__name__}; "
+            "meta500.load(path) or meta500.from_torch(module, inputs) makes one"
+        )
+
+
+def is_whole(value: Any) -> bool:
+    """Whether ``value`` is an integer (bool is none)."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def exact(array: np.ndarray, dtype: np.dtype, label: str, copy: bool = False) -> np.ndarray:
+    """``array`` in ``dtype``, if that loses nothing."""
+    if array.dtype == dtype:
+        return array.copy() if copy else array
+    if array.dtype.kind == dtype.kind and np.can_cast(array.dtype, dtype, "safe"):
+        return array.astype(dtype)
+    if dtype == np.dtype(object) and array.dtype.kind in "US":
+        return array.astype(object)
+    raise UserError(f"{label} must be {dtype}, got {array.dtype}; convert it with .astype('{dtype}')")
+
+
+def shape_text(shape: Sequence[Any]) -> str:
+    """A declared shape for messages: "[N, 3, ?]"."""
+    return f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
