@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def run(
             folder.append(row)
             rows.append(row)
             if as_json:
-                sys.stdout.write(to_json_line(row))
+                sys.stdout.write(to_json_line(replace(row, run_id=folder.id)))
 
         _emit_clock(emit)
         jobs = {
@@ -101,7 +101,10 @@ def run(
             console.print(measurement_table(title, others))
             if overhead:
                 console.print(overhead_table(overhead))
-        missed = _training(sizes, threads, device, seed, folder, console) if "training" in parts else False
+        missed = "training" in parts and _training(sizes, threads, device, seed, folder, console)
+        if as_json:
+            for row in folder.rows[len(rows) :]:
+                sys.stdout.write(to_json_line(row))
     plots = plots_from_run(folder.path)
     bad = [r for r in rows if r.verdict in ("wrong", "failed")]
     for row in bad:

@@ -79,8 +79,8 @@ def _main() -> None:
 
     job = json.load(sys.stdin)
     subject = prepared(job["model"], job["model_options"], job["seed"])
-    net, inputs = subject.on(job["options"])
     before = high_water_mark()
+    net, inputs = subject.on(job["options"])
     if job["phase"] == "inference":
         step = inference_action(net, inputs)
     else:

@@ -66,7 +66,6 @@ def _measure_phase(
     protocol: Protocol,
     emit: Emit,
 ) -> None:
-    judged = {label(who(net)): _judge(subject, phase, net, reference) for net in networks}
     actions: dict[str, Callable[[], object]] = {}
     waits: dict[str, Callable[[], object]] = {}
     for net in networks:
@@ -80,7 +79,10 @@ def _measure_phase(
     base = label(who(networks[0]))
     for net in networks:
         name = label(who(net))
-        what = {**_what(subject, phase), **who(net), **judged[name]}
+        what = {**_what(subject, phase), **who(net)}
+        if timings[name].failure is None:
+            # After the timing, so that the first call that was timed is the first call.
+            what |= _judge(subject, phase, net, reference)
         emit_times(timings[name], what, subject.batch, emit)
         if name == base:
             continue
@@ -195,7 +197,8 @@ def _measure_memory(subject: Subject, options: dict[str, Any], emit: Emit) -> No
     except UserError as error:
         emit(Row(**what, value=None, verdict="failed", note=str(error)))
         return
-    note = f"of the whole process; {peak.before} B before the first step"
+    memory = "memory of the whole process" if options.get("device", "cpu") == "cpu" else "host memory only"
+    note = f"{memory}; {peak.before} B before the network was made"
     emit(Row(**what, value=float(peak.peak), protocol="process of its own", note=note))
 
 
@@ -232,8 +235,10 @@ def _reference(subject: Subject) -> dict[str, Any]:
 
 
 def _judge(subject: Subject, phase: str, net: Network, reference: dict[str, Any]) -> dict[str, Any]:
-    """Error columns: the worst of logits, or of loss and all gradients, against float64."""
+    """Error columns against float64 at the initial weights: logits, or the worst of loss and gradients."""
     limit = tolerance(np.float32, _reduction(subject))
+    for name in net.get_params():
+        net.feed_tensor(name, subject.model.graph.initializers[name])
     if phase == INFERENCE:
         logits = net.inference({"image": subject.inputs["image"]}, outputs=["logits"])["logits"]
         norms = [compare(logits, reference["logits"])]

@@ -171,6 +171,8 @@ def train_command(setup: Setup, out: Path | None, save: Path | None, as_json: bo
 
     if save is not None and not save.resolve().parent.is_dir():
         raise UserError(f"--save {save}: the folder '{save.parent}' does not exist")
+    if save is not None and save.is_dir():
+        raise UserError(f"--save {save}: is a folder; give the path of a file")
     if setup.epochs < 1:
         raise UserError(f"--epochs must be at least 1, got {setup.epochs}")
     train_set, _ = load_sets(setup)  # anything wrong with the names is said before a folder is made

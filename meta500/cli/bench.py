@@ -29,7 +29,7 @@ def bench(
         int | None, typer.Option(help="Threads of every backend. [default: all cores of this process]")
     ] = None,
     device: Annotated[str, typer.Option(help="Device of the torch backend: cpu, cuda, cuda:N.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Seed of weights, data and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, data and sampling.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/TIME-ID]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines.")] = False,
 ) -> None:

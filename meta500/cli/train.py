@@ -24,7 +24,7 @@ def train(
     metric: Annotated[
         list[str] | None, typer.Option(help="Score the test set by iou, dice, top5, rmse, mae too.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights, data and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, data and sampling.")] = 0,
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:N (torch).")] = None,
     mode: Annotated[str | None, typer.Option(help="eager or compile (torch).")] = None,
     precision: Annotated[str | None, typer.Option(help="float16, float32 or float64.")] = None,

@@ -120,7 +120,7 @@ class NumpyNetwork(Network):
         self._check_open()
         from meta500.backends.numpy.optimizers import create
 
-        return create(self, name, loss, **hyperparameters)
+        return create(self, name, loss, hyperparameters)
 
     def close(self) -> None:
         super().close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,7 @@ _CLASSES: dict[str, Callable[..., NumpyOptimizer]] = {
 }
 
 
-def create(network: Any, name: str, loss: str = "loss", **hyperparameters: Any) -> NumpyOptimizer:
+def create(network: Any, name: str, loss: str, hyperparameters: Mapping[str, Any]) -> NumpyOptimizer:
     """A native optimizer by name; see :meth:`meta500.backends.network.Network.native_optimizer`.
 
     Raises:

@@ -250,7 +250,7 @@ class TorchNetwork(Network):
         self._check_open()
         from meta500.backends.torch.optimizers import create
 
-        return create(self, name, loss, **hyperparameters)
+        return create(self, name, loss, hyperparameters)
 
     def close(self) -> None:
         super().close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ class TorchOptimizer(GraphOptimizer):
         return dict(self.network._parameter_tensors)  # type: ignore[attr-defined]
 
 
-def create(network: Any, name: str, loss: str = "loss", **hyperparameters: Any) -> TorchOptimizer:
+def create(network: Any, name: str, loss: str, hyperparameters: Mapping[str, Any]) -> TorchOptimizer:
     """A native optimizer by name; see :meth:`meta500.backends.network.Network.native_optimizer`.
 
     Raises:
