@@ -73,12 +73,12 @@ def measurement_table(title: str, rows: Sequence[Row]) -> Any:
     """
     times = [r for r in rows if r.quantity == "time"]
     found = _Lookup(rows)
-    baseline = next((r.baseline for r in rows if r.quantity == "ratio"), "")
-    columns: list[tuple[str, Any]] = [
-        ("median time [interval]", timed),
-        (f"ratio to {baseline}" if baseline else "ratio", lambda r: interval(found.of("ratio", r))),
-        ("error", error),
-    ]
+    baselines = {r.baseline for r in rows if r.quantity == "ratio"}
+    columns: list[tuple[str, Any]] = [("median time [interval]", timed)]
+    if len(baselines) == 1:
+        columns.append((f"ratio to {baselines.pop()}", lambda r: interval(found.of("ratio", r))))
+    if any(r.error is not None or r.verdict != "not_compared" for r in times):
+        columns.append(("error", error))
     if found.any("throughput"):
         columns.append(("samples/s", lambda r: _plain(found.of("throughput", r))))
     if found.any("first_call"):
@@ -91,7 +91,8 @@ def measurement_table(title: str, rows: Sequence[Row]) -> Any:
         what = f"{row.node or row.model}, {row.phase.replace('_', ' ')}"
         if last and what != last:
             table.add_section()
-        table.add_row(what if what != last else "", label(row), *(cell(row) for _, cell in columns))
+        who = ", ".join(filter(None, (label(row), row.optimizer)))
+        table.add_row(what if what != last else "", who, *(cell(row) for _, cell in columns))
         last = what
     return table
 
