@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meta500.backends.network import Network, network
-from meta500.benchmarks.protocol import Emit, Protocol, label, ratio_row, shape_text, who
+from meta500.benchmarks.protocol import SETTLE_SECONDS, Emit, Protocol, label, ratio_row, shape_text, who
 from meta500.graph import Builder, Model, TensorType, ops
 from meta500.metrics.clocks import Timing, interleave
 from meta500.metrics.norms import ErrorNorms, compare, tolerance
@@ -140,7 +140,7 @@ def _measure_phase(
 ) -> None:
     run = {label(who(net)): _action(layer, phase, net) for net in networks}
     waits = {label(who(net)): net.synchronize for net in networks}
-    timings = interleave(run, synchronize=waits, **protocol.limits())
+    timings = interleave(run, synchronize=waits, settle=SETTLE_SECONDS, **protocol.limits())
     limit = tolerance(np.float32, layer.reduction)
     base = label(who(networks[0]))
     for net in networks:

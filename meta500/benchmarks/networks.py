@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from meta500.backends.network import Network, network
-from meta500.benchmarks.protocol import Emit, Protocol, label, ratio_row, shape_text, version, who
+from meta500.benchmarks.protocol import (
+    SETTLE_SECONDS,
+    Emit,
+    Protocol,
+    label,
+    ratio_row,
+    shape_text,
+    version,
+    who,
+)
 from meta500.benchmarks.subjects import Subject, inference_action, training_action
 from meta500.errors import UserError
 from meta500.metrics.clocks import Timing, interleave
@@ -75,7 +84,7 @@ def _measure_phase(
             actions[name] = inference_action(net, subject.inputs)
         else:
             actions[name] = training_action(net, subject.inputs)
-    timings = interleave(actions, synchronize=waits, **protocol.limits())
+    timings = interleave(actions, synchronize=waits, settle=SETTLE_SECONDS, **protocol.limits())
     base = label(who(networks[0]))
     for net in networks:
         name = label(who(net))

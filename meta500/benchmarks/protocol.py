@@ -12,6 +12,9 @@ from meta500.metrics.clocks import Timing
 from meta500.metrics.rows import Row
 from meta500.metrics.statistics import ratio_interval
 
+# Rest before a sample where different libraries share the cores; longer than OpenBLAS's threads spin.
+SETTLE_SECONDS = 0.13
+
 Emit = Callable[[Row], None]
 
 
@@ -33,7 +36,7 @@ class Protocol:
 
 
 QUICK = Protocol(warmup=1, min_repeats=7, min_seconds=0.1, max_seconds=6.0)
-NORMAL = Protocol(warmup=2, min_repeats=15, min_seconds=0.4, max_seconds=20.0)
+NORMAL = Protocol(warmup=2, min_repeats=11, min_seconds=0.4, max_seconds=20.0)
 FULL = Protocol(warmup=3, min_repeats=25, min_seconds=5.0, max_seconds=600.0)
 PROTOCOLS = {"quick": QUICK, "normal": NORMAL, "full": FULL}
 

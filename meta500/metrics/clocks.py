@@ -34,6 +34,7 @@ from meta500.metrics.statistics import Interval, median_interval
 Action = Callable[[], object]
 PerFunction = Action | Mapping[str, Action] | None
 NANOSECONDS = 1e-9
+LEAD_IN_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ def interleave(
     synchronize: PerFunction = None,
     setup: PerFunction = None,
     seed: int = 0,
+    settle: float = 0.0,
     progress: Callable[[int, float], object] | None = None,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> dict[str, Timing]:
@@ -158,6 +160,11 @@ def interleave(
         setup: called before every call, outside of the clock; one for all functions or a mapping
             from names.
         seed: of the order of the rounds.
+        settle: seconds of rest before each sample, followed by calls of the function outside of the clock
+            for 20 ms (one at least). For functions of different libraries on the same cores: their
+            idle threads go on spinning for a while (OpenBLAS's for 0.1 s), which slows whoever
+            runs next several times. The rest lets them go to sleep, and the calls wake the function's own
+            and give the system time to spread them over the cores, as in a loop around it alone.
         progress: called between rounds, outside of the clock, with the number of sampled rounds and
             the seconds that they took.
         clock: the time in nanoseconds.
@@ -166,6 +173,8 @@ def interleave(
         UserError: no functions, unknown names in a mapping, or limits that contradict each other.
     """
     _check_limits(functions, warmup, min_repeats, min_seconds, max_seconds)
+    if not 0 <= settle < 60:
+        raise UserError(f"settle {settle} must be a number of seconds from 0 to 60")
     waits = _per_function("synchronize", synchronize, functions)
     setups = _per_function("setup", setup, functions)
     first: dict[str, float] = {}
@@ -173,10 +182,20 @@ def interleave(
     samples: dict[str, list[float]] = {name: [] for name in functions}
     failures: dict[str, Exception] = {}
 
-    def call(name: str, keep: Callable[[float], object]) -> None:
+    def call(name: str, keep: Callable[[float], object], rest: bool = False) -> None:
         try:
             if name in setups:
                 setups[name]()
+            if rest:
+                time.sleep(settle)
+                awake = time.perf_counter() + min(settle, LEAD_IN_SECONDS)
+                functions[name]()
+                while time.perf_counter() < awake:
+                    if name in setups:
+                        setups[name]()
+                    functions[name]()
+                if name in setups:
+                    setups[name]()
             keep(_sample(functions[name], waits.get(name), clock))
         except Exception as failure:
             traceback.clear_frames(failure.__traceback__)
@@ -206,7 +225,7 @@ def interleave(
                 break
             alive = running()
             for index in rng.permutation(len(alive)):
-                call(alive[index], samples[alive[index]].append)
+                call(alive[index], samples[alive[index]].append, rest=settle > 0)
             rounds, taken = rounds + 1, (clock() - start) * NANOSECONDS
             if progress is not None:
                 progress(rounds, taken)

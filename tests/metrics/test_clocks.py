@@ -350,3 +350,14 @@ def test_bad_limits_are_named(options, words):
         interleave(**{"functions": {"f": int}, **options})
     with pytest.raises(UserError, match="repeats 0"):
         clock_overhead(repeats=0)
+
+
+def test_settling_calls_each_function_before_its_sample_outside_of_the_clock():
+    calls = []
+    functions = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    timings = interleave(functions, warmup=0, min_repeats=3, min_seconds=0.0, settle=1e-9)
+    assert all(len(timing.samples) == 3 for timing in timings.values())
+    # One first call each, then at least two in a row: those that wake, and the sample.
+    assert calls[:2] == ["a", "b"] and len(calls) >= 2 + 2 * 3 * 2
+    with pytest.raises(UserError, match="settle -1"):
+        interleave(functions, settle=-1)
