@@ -17,7 +17,7 @@ from meta500.errors import UserError
 # Their expected outputs come from one generator of random numbers; other generators are as right.
 RANDOM = {"test_training_dropout", "test_training_dropout_mask"}
 RANDOM |= {"test_training_dropout_default", "test_training_dropout_default_mask"}
-LEAST_RIGHT = {"numpy": 1580, "torch": 1420}
+LEAST_RIGHT = {"numpy": 1580, "torch": 1428}
 
 
 @functools.cache
