@@ -23,6 +23,13 @@ MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.
 _GENERATOR = "generator"
 # Results up to this many elements are copied without a look at who else holds them.
 _SMALL = 64
+# Relative to the largest element; far above rounding, far below the faults that are looked for.
+_COMPILED_TOLERANCE = {
+    torch.float64: 1e-6,
+    torch.float32: 3e-2,
+    torch.float16: 2e-1,
+    torch.bfloat16: 3e-1,
+}
 
 
 class TorchNetwork(Network):
@@ -31,7 +38,8 @@ class TorchNetwork(Network):
     Args:
         model: the network.
         device: "cpu", "cuda" or "cuda:N".
-        mode: "eager", or "compile" for torch.compile (inductor); the first run then compiles.
+        mode: "eager", or "compile" for torch.compile (inductor); the first run then compiles, and the first
+            backward run with each combination of input shapes is checked against eager PyTorch.
         compile_mode: torch.compile's mode ("default", "reduce-overhead", "max-autotune",
             "max-autotune-no-cudagraphs").
         memory_format: "contiguous" or "channels_last" for four-dimensional inputs and weights.
@@ -69,6 +77,7 @@ class TorchNetwork(Network):
         self._last: dict[str, torch.Tensor] = {}
         self._root: torch.nn.Module | None = None
         self._random_state: torch.Tensor | None = None
+        self._checked: set[tuple[Any, ...]] = set()
         self._rebuild()
 
     @classmethod
@@ -171,6 +180,8 @@ class TorchNetwork(Network):
         with self._ambient(gradients=True):
             results = self._call((*wanted, *updates.values()), fed, training=True)
             self._backward(loss, results[wanted.index(loss)], targets, wrt is None, cotangent)
+            if self._mode == "compile":
+                self._check_compiled((*wanted, *updates.values()), fed, loss, targets, cotangent)
         self._last = dict(fed) | dict(zip(wanted, results, strict=False))
         for name, tensor in targets.items():
             assert tensor.grad is not None
@@ -203,6 +214,46 @@ class TorchNetwork(Network):
         for tensor in targets.values():
             if tensor.grad is None:
                 tensor.grad = torch.zeros_like(tensor)
+
+    def _check_compiled(
+        self,
+        wanted: tuple[str, ...],
+        fed: Mapping[str, torch.Tensor],
+        loss: str,
+        targets: Mapping[str, torch.Tensor],
+        cotangent: np.ndarray | None,
+    ) -> None:
+        """Compare compiled gradients with eager ones, once for every combination of input shapes.
+
+        torch.compile (2.13, CPU) gives wrong gradients without a word for some networks and batch sizes.
+
+        Raises:
+            UserError: they differ by more than rounding explains.
+        """
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in fed.items())
+        key = (wanted, loss, tuple(targets), shapes)
+        module = self._module(wanted, True, frozenset(n for n in fed if n in self.model.graph.initializers))
+        if key in self._checked or module.meta["random"]:
+            return
+        value = module(*(fed[name] for name in module.meta["inputs"]))[wanted.index(loss)]
+        if not value.requires_grad:
+            return
+        seed = torch.ones_like(value) if cotangent is None else from_numpy(np.asarray(cotangent)).to(value)
+        tensors = list(targets.values())
+        expected = torch.autograd.grad([value], tensors, [seed], allow_unused=True)
+        for name, tensor, gradient in zip(targets, tensors, expected, strict=True):
+            if gradient is None or tensor.grad is None:
+                continue
+            scale = gradient.abs().max().item()
+            difference = (tensor.grad - gradient).abs().max().item()
+            if difference > _COMPILED_TOLERANCE[tensor.dtype] * scale:
+                text = ", ".join(f"{name} {list(shape)}" for name, shape in shapes)
+                raise UserError(
+                    f"torch.compile gives another gradient of '{name}' than eager PyTorch for inputs {text}: "
+                    f"they differ by {difference:.2g}, the gradient is {scale:.2g}. This is a fault of the "
+                    "compiler; use mode='eager' or another batch size (drop_last for a short last batch)"
+                )
+        self._checked.add(key)
 
     def native(self, name: str) -> torch.Tensor:
         attribute = self._attributes.get(name)
