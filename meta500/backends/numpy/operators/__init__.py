@@ -1,22 +1,12 @@
 """The numpy rules: forward functions and their vector-Jacobian products, one module per family."""
 
+import importlib
+import pkgutil
+
 from meta500.backends.rules import RuleTable
 
 rules = RuleTable("numpy")
 
-# The modules register themselves in the table above, hence after it.
-from meta500.backends.numpy.operators import (  # noqa: E402, F401
-    activation,
-    constant,
-    convolution,
-    dropout,
-    elementwise,
-    linear,
-    loss,
-    movement,
-    normalization,
-    padding,
-    pooling,
-    reduction,
-    resize,
-)
+# The modules of this folder register their rules in the table above, hence after it.
+for _module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+    importlib.import_module(f"{__name__}.{_module}")

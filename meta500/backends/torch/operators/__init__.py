@@ -1,21 +1,12 @@
 """The torch rules: differentiable forward functions, one module per family."""
 
+import importlib
+import pkgutil
+
 from meta500.backends.rules import RuleTable
 
 rules = RuleTable("torch")
 
-# The modules register themselves in the table above, hence after it.
-from meta500.backends.torch.operators import (  # noqa: E402, F401
-    activation,
-    comparison,
-    convolution,
-    creation,
-    elementwise,
-    linear,
-    loss,
-    movement,
-    normalization,
-    pooling,
-    reduction,
-    resize,
-)
+# The modules of this folder register their rules in the table above, hence after it.
+for _module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+    importlib.import_module(f"{__name__}.{_module}")
