@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meta500.errors import UserError
-from meta500.graph.model import Graph, Model
+from meta500.graph.model import Graph, Model, captured_names
 from meta500.graph.operation import FunctionCall, Operation
 from meta500.graph.types import TensorType
 
@@ -18,9 +18,9 @@ def requirements(graph: Graph, inputs: Iterable[str]) -> dict[str, frozenset[str
     needs: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in inputs}
     empty: frozenset[str] = frozenset()
     for op in graph.operations:
-        names = set(op.operands)
-        for subgraph in op.subgraphs.values():
-            names |= subgraph.free_names()
+        names = {*op.operands, *captured_names(op)}
+        if op.op_type == "Gradient" and op.domain == "ai.onnx.preview.training":
+            names.add(op.attributes["y"])  # computed again, from everything that it depends on
         union = empty.union(*(needs.get(name, empty) for name in names))
         needs.update(dict.fromkeys((r for r in op.results if r), union))
     return needs

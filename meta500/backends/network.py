@@ -22,10 +22,11 @@ from meta500.backends.checks import (
     requirements,
     shape_text,
 )
+from meta500.backends.values import checked
 from meta500.errors import UnsupportedOperation, UserError, choose
 from meta500.graph.model import Model
 from meta500.graph.operation import Operation
-from meta500.graph.types import TensorType, is_floating
+from meta500.graph.types import TensorType, ValueType, is_floating
 
 GRADIENT_PREFIX = "grad/"
 NATIVE, HOST, UNSUPPORTED = "native", "host", "unsupported"
@@ -143,8 +144,10 @@ class Network(ABC):
 
     @classmethod
     @abstractmethod
-    def node_coverage(cls, op: Operation) -> NodeCoverage:
-        """How this backend runs ``op``."""
+    def node_coverage(
+        cls, op: Operation, types: Mapping[str, ValueType | None] | None = None
+    ) -> NodeCoverage:
+        """How this backend runs ``op``; ``types`` are the types of the values around it, where known."""
 
     @abstractmethod
     def _rebuild(self) -> None:
@@ -245,7 +248,7 @@ class Network(ABC):
         graph = self._current_graph()
         model = self.model.with_graph(replace(graph, operations=[*graph.operations, op]))
         check_graph(model.graph)
-        refuse_unsupported(type(self), [op])
+        refuse_unsupported(type(self), [op], model.graph.types())
         self._adopt(infer_types(model, strict=False))
 
     def add_output(self, name: str) -> None:
@@ -268,7 +271,8 @@ class Network(ABC):
 
     def coverage(self) -> list[NodeCoverage]:
         """For every node, how this backend runs it."""
-        return [self.node_coverage(op) for op in self.model.graph.operations]
+        types = self.model.graph.types()
+        return [self.node_coverage(op, types) for op in self.model.graph.operations]
 
     def close(self) -> None:
         """Release what the network holds; it can't be used afterwards."""
@@ -289,7 +293,7 @@ class Network(ABC):
     def _structure(self) -> None:
         """Check coverage and work out which inputs each output needs."""
         graph = self.model.graph
-        refuse_unsupported(type(self), graph.operations)
+        refuse_unsupported(type(self), graph.operations, graph.types())
         if graph.sparse_initializers:
             name = next(iter(graph.sparse_initializers))
             raise UserError(f"sparse initializer '{name}': the {self.backend} backend reads dense ones only")
@@ -419,6 +423,8 @@ class Network(ABC):
             if name not in known:
                 raise UserError(f"wrt: the network has no parameter or input '{name}'")
             dtype = getattr(known[name], "dtype", None)
+            if not isinstance(known[name], TensorType | np.ndarray | None):
+                raise UserError(f"wrt: '{name}' is no tensor; only tensors have a gradient")
             if dtype is not None and not is_floating(dtype):
                 raise UserError(f"wrt: '{name}' is {dtype}; only floating point has a gradient")
         return tuple(wrt)
@@ -432,7 +438,7 @@ class Network(ABC):
         return {name: new for name, new in updates.items() if needs.get(new, frozenset()) <= fed}
 
     def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Compare the shapes fed with those declared; a symbolic dimension has one size.
+        """Compare the shapes of the tensors fed with those declared; a symbolic dimension has one size.
 
         Raises:
             UserError: a wrong rank, size, or two sizes for one symbolic dimension.
@@ -459,24 +465,33 @@ class Network(ABC):
                             f"but {first} in input '{where}'"
                         )
 
-    def _as_input(self, name: str, value: Any) -> np.ndarray:
-        """``value`` as an array of the declared dtype.
+    def _as_input(self, name: str, value: Any) -> Any:
+        """``value`` as an array of the declared dtype; a list, None or a dict for inputs that are no tensors.
 
         Raises:
-            UserError: another kind of dtype, or one that would lose digits.
+            UserError: another kind of value or dtype, or one that would lose digits.
         """
-        declared = getattr(self.model.graph.inputs[name], "dtype", None)
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
-        return array if declared is None else exact(array, declared, f"input '{name}'")
+        return checked(value, self.model.graph.inputs[name], f"input '{name}'", _as_array)
 
 
-def refuse_unsupported(cls: type[Network], operations: Iterable[Operation]) -> None:
+def _as_array(value: Any, declared: TensorType | None, label: str) -> np.ndarray:
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if declared is None or declared.dtype is None:
+        return array.astype(object) if array.dtype.kind == "U" else array
+    return exact(array, declared.dtype, label)
+
+
+def refuse_unsupported(
+    cls: type[Network],
+    operations: Iterable[Operation],
+    types: Mapping[str, ValueType | None] | None = None,
+) -> None:
     """Refuse, before anything runs, a graph with nodes that the backend can't run.
 
     Raises:
         UnsupportedOperation: names the first such node and how many more there are.
     """
-    refused = [c for c in map(cls.node_coverage, operations) if c.how == UNSUPPORTED]
+    refused = [c for c in (cls.node_coverage(op, types) for op in operations) if c.how == UNSUPPORTED]
     if not refused:
         return
     first = refused[0]
@@ -566,10 +581,12 @@ def network(model: Model, backend: str = "torch", **options: Any) -> Network:
 
 def coverage(model: Model, backend: str) -> list[NodeCoverage]:
     """How ``backend`` would run each node of ``model``, without building anything."""
-    from meta500.graph.passes import inline_functions
+    from meta500.graph.passes import infer_types, inline_functions
 
     cls = backend_class(backend)
-    return [cls.node_coverage(op) for op in inline_functions(model).graph.operations]
+    graph = infer_types(inline_functions(model), strict=False).graph
+    types = graph.types()
+    return [cls.node_coverage(op, types) for op in graph.operations]
 
 
 def _option_names(cls: type[Network]) -> set[str]:

@@ -3,16 +3,25 @@
 A rule is a forward function whose positional parameters are the operator's inputs in ONNX order and whose
 keyword-only parameters are its attributes under their ONNX names. A backend without automatic
 differentiation adds the vector-Jacobian product right beside it with ``@forward.vjp``.
+
+An attribute that is a graph arrives as a callable: ``body(*inputs)`` runs the subgraph and returns the tuple
+of its outputs; ``body.graph`` is the :class:`meta500.graph.Graph`. On numpy a vector-Jacobian product finds
+the same callable in ``call.attributes``, where ``body.pullback(k, cotangents)`` takes cotangents back through
+its k-th run. Sequences are lists, an optional without a value is None.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 INJECTED = ("n_outputs", "since_version", "rng", "saved")
+
+# The ``threads`` option of the network that is running on the host; None outside of one and without a limit.
+running_threads: ContextVar[int | None] = ContextVar("running_threads", default=None)
 
 
 @dataclass
@@ -32,11 +41,15 @@ class Call:
 
 
 class Rule:
-    """A forward function with what the visitor must know to call it."""
+    """A forward function with what the visitor must know to call it.
+
+    ``note`` is said beside the coverage of the rule's nodes.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.backward: Callable[..., Sequence[Any]] | None = None
+        self.note = ""
         parameters = inspect.signature(function).parameters.values()
         keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         self.injected = frozenset(k for k in keywords if k in INJECTED)
@@ -122,6 +135,10 @@ class RuleTable:
         if found is None or (found.until is not None and since_version > found.until):
             return None
         return found
+
+    def remove(self, domain: str, op_type: str) -> None:
+        """Forget all versions of an operator."""
+        self._entries.pop((domain, op_type), None)
 
     def __iter__(self) -> Iterator[Entry]:
         for key in sorted(self._entries):

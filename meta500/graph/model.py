@@ -86,6 +86,11 @@ class Graph:
             names.update(name for name in op.results if name)
         return names
 
+    def types(self) -> dict[str, ValueType | None]:
+        """The types of all values, as far as they are known; initializers have the type of their array."""
+        tensors = {name: TensorType(a.dtype, a.shape) for name, a in self.initializers.items()}
+        return {**self.value_types, **self.outputs, **self.inputs, **tensors}
+
     def walk(self) -> Iterator[Operation]:
         """All operations, those of subgraphs included."""
         for op in self.operations:
@@ -102,6 +107,25 @@ class Graph:
                 needed |= subgraph.free_names()
         needed |= set(self.outputs)
         return needed - known
+
+
+def captured_names(op: Operation) -> tuple[str, ...]:
+    """The values of the enclosing graph that the subgraphs of ``op`` read, sorted."""
+    free: set[str] = set()
+    for subgraph in op.subgraphs.values():
+        free |= subgraph.free_names()
+    return tuple(sorted(free))
+
+
+def operations_for(graph: Graph, wanted: Iterable[str], given: Iterable[str] = ()) -> list[Operation]:
+    """The operations that the values ``wanted`` need, in order, when the values ``given`` are known."""
+    needed, known = set(wanted) - set(given), set(given)
+    chosen: list[Operation] = []
+    for op in reversed(graph.operations):
+        if needed & set(op.results):
+            needed.update(name for name in (*op.operands, *captured_names(op)) if name not in known)
+            chosen.append(op)
+    return chosen[::-1]
 
 
 @dataclass

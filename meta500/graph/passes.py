@@ -11,11 +11,13 @@ import onnx
 import onnx.inliner
 
 from meta500.errors import UserError
-from meta500.graph.model import Graph, Model, unique
+from meta500.graph.model import Graph, Model, operations_for, unique
 from meta500.graph.operation import FunctionCall, Operation
 from meta500.graph.operators import Cast
 from meta500.graph.types import (
     BFLOAT16,
+    OptionalType,
+    SequenceType,
     TensorType,
     ValueType,
     dtype_from_onnx,
@@ -104,6 +106,32 @@ def _with_default_attributes(model: Model) -> Model:
     }
     graph = replace(model.graph, operations=[filled(op) for op in model.graph.operations])
     return replace(model, graph=graph, functions=functions)
+
+
+def gradient_graph(op: Operation, graph: Graph | None) -> Graph:
+    """The part of ``graph`` that a node of ai.onnx.preview.training.Gradient differentiates.
+
+    Its inputs are the node's ``xs``, then its ``zs``; its output is ``y``. Other values that ``y`` depends on
+    are read from the enclosing graph.
+
+    Raises:
+        UserError: ``y`` is no value of the graph, or an x is.
+    """
+    values = graph.values() if graph is not None else set()
+    variables = (*op.attributes["xs"], *(op.attributes.get("zs") or ()))
+    target = op.attributes["y"]
+    for name in (*variables, target):
+        if name not in values:
+            raise UserError(f"{op.label}: the graph has no value '{name}'")
+    assert graph is not None
+    types = graph.types()
+    return Graph(
+        name=f"gradient of {target}",
+        inputs={name: types.get(name) for name in variables},
+        outputs={target: types.get(target)},
+        operations=operations_for(graph, [target], variables),
+        value_types=types,
+    )
 
 
 def training_form(model: Model) -> tuple[Model, dict[str, str]]:
@@ -260,6 +288,8 @@ def _array_in(array: np.ndarray, target: np.dtype) -> np.ndarray:
 def _type_in(value: ValueType | None, target: np.dtype) -> ValueType | None:
     if isinstance(value, TensorType) and value.dtype in _CHANGED:
         return replace(value, dtype=target)
+    if isinstance(value, SequenceType | OptionalType):
+        return replace(value, element=_type_in(value.element, target))
     return value
 
 

@@ -8,7 +8,7 @@ from onnx import helper
 import meta500
 from meta500.backends.network import HOST, NATIVE, UNSUPPORTED, Network, register
 from meta500.errors import UnsupportedOperation, UserError
-from meta500.graph import Builder, MeanSquaredError, load, ops
+from meta500.graph import Builder, MeanSquaredError, Operation, Signature, custom_operation, load, ops
 
 BACKENDS = ("numpy", "torch")
 
@@ -300,13 +300,25 @@ def one_node(op_type, inputs, output, opset=21, domain="", **attributes):
     return load(helper.make_model(helper.make_graph([node], "g", infos, [result]), opset_imports=imports))
 
 
+@custom_operation
+class Unruled(Operation):
+    """Known to the parser, run by no backend."""
+
+    domain = "tests"
+    op_type = "Unruled"
+    signatures = (Signature(1, "x", "y"),)
+    x: str
+    y: str | None = None
+
+
 def test_coverage_is_known_before_running(backend):
-    float_type = onnx.TensorProto.FLOAT
-    refused = one_node("RandomNormalLike", [(float_type, [2])], (float_type, [2]))
+    b = Builder("unruled")
+    b.output(b.add(Unruled, b.input("x", "float32", (2,)), name="the_node"), "y")
+    refused = b.build()
     assert [c.how for c in meta500.coverage(refused, backend)] == [UNSUPPORTED]
-    with pytest.raises(UnsupportedOperation, match="'the_node': operator ai.onnx.RandomNormalLike") as error:
+    with pytest.raises(UnsupportedOperation, match="'the_node': operator tests.Unruled") as error:
         meta500.network(refused, backend=backend)
-    assert (error.value.node, error.value.op_type, error.value.domain) == ("the_node", "RandomNormalLike", "")
+    assert (error.value.node, error.value.op_type, error.value.domain) == ("the_node", "Unruled", "tests")
     with meta500.network(skip_network(), backend=backend) as net:
         assert {c.how for c in net.coverage()} == {NATIVE}
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from meta500.backends.network import GRADIENT_PREFIX, Network, NodeCoverage
-from meta500.backends.numpy.visitor import NumpyVisitor, Step, node_coverage
-from meta500.backends.rules import Call
+from meta500.backends.numpy.plan import Plan, Tape, is_differentiable, pullback
+from meta500.backends.numpy.visitor import NumpyVisitor, node_coverage
+from meta500.backends.rules import running_threads
+from meta500.backends.values import apply, leaves
 from meta500.errors import UserError
-from meta500.graph import Graph, Model, Operation
+from meta500.graph import Model, Operation, ValueType
 from meta500.graph.passes import training_form
-from meta500.graph.types import is_floating
 
 
 class NumpyNetwork(Network):
@@ -41,7 +42,9 @@ class NumpyNetwork(Network):
         self._rebuild()
 
     @classmethod
-    def node_coverage(cls, op: Operation) -> NodeCoverage:
+    def node_coverage(
+        cls, op: Operation, types: Mapping[str, ValueType | None] | None = None
+    ) -> NodeCoverage:
         return node_coverage(op)
 
     def _rebuild(self) -> None:
@@ -78,7 +81,7 @@ class NumpyNetwork(Network):
         updates = self._updates(self._forms[True][1], self._forms[True][0], inputs)
         plan = self._plan((*wanted, *updates.values()), training=True)
         values = self._feed(inputs)
-        tape: list[tuple[Step, Call]] = []
+        tape: Tape = []
         with self._limits():
             plan.run(values, self._rng, tape)
             gradients = backpropagate(tape, loss, values, targets, cotangent)
@@ -113,8 +116,8 @@ class NumpyNetwork(Network):
     def to_native(self, array: np.ndarray) -> np.ndarray:
         return array
 
-    def to_numpy(self, tensor: Any) -> np.ndarray:
-        return np.array(tensor)
+    def to_numpy(self, tensor: Any) -> Any:
+        return apply(np.array, tensor)
 
     def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
         self._check_open()
@@ -128,13 +131,14 @@ class NumpyNetwork(Network):
 
     def _feed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         arrays = {name: self._as_input(name, value) for name, value in inputs.items()}
-        self._check_shapes({name: array.shape for name, array in arrays.items()})
+        self._check_shapes({name: a.shape for name, a in arrays.items() if isinstance(a, np.ndarray)})
         return {**self._tensors, **arrays}
 
     def _plan(self, wanted: tuple[str, ...], training: bool) -> Plan:
         key = (training, wanted)
         if key not in self._plans:
-            self._plans[key] = Plan(self._forms[training][0].graph, wanted, self)
+            graph = self._forms[training][0].graph
+            self._plans[key] = Plan(graph, wanted, NumpyVisitor(graph))
         return self._plans[key]
 
     def _finish(
@@ -144,60 +148,22 @@ class NumpyNetwork(Network):
         values: dict[str, Any],
         gradients: dict[str, Any],
     ) -> dict[str, np.ndarray]:
-        results = {name: values[name] for name in wanted}
         # An output may be the very array of an input or parameter (Identity, Reshape): hand out copies then.
-        kept = [np.asarray(values[n]) for n in (*inputs, *self._tensors) if values[n] is not None]
-        owners = {id(_owner(array)) for array in kept}
-        found = {
-            name: np.array(array) if id(_owner(np.asarray(array))) in owners else np.asarray(array)
-            for name, array in results.items()
-        }
+        kept = [t for n in (*inputs, *self._tensors) for t in leaves(values[n])]
+        owners = {id(_owner(np.asarray(array))) for array in kept}
+
+        def own(array: Any) -> np.ndarray:
+            array = np.asarray(array)
+            return np.array(array) if id(_owner(array)) in owners else array
+
+        found = {name: apply(own, values[name]) for name in wanted}
         self._last = {name: values[name] for name in inputs} | found
         self._last |= {GRADIENT_PREFIX + name: array for name, array in gradients.items()}
         return found
 
 
-class Plan:
-    """The steps that some outputs need, in order, with the values that may be dropped after each."""
-
-    def __init__(self, graph: Graph, wanted: tuple[str, ...], network: NumpyNetwork) -> None:
-        visitor = NumpyVisitor()
-        needed, chosen = set(wanted), []
-        for op in reversed(graph.operations):
-            if needed & set(op.results):
-                needed.update(op.operands)
-                chosen.append(op)
-        self.steps: list[Step] = [op.accept(visitor, network) for op in reversed(chosen)]
-        last: dict[str, int] = {}
-        for index, step in enumerate(self.steps):
-            last.update(dict.fromkeys(step.operands, index))
-        keep = set(wanted) | set(graph.inputs) | set(graph.initializers)
-        self.drop: list[list[str]] = [[] for _ in self.steps]
-        for name, index in last.items():
-            if name and name not in keep:
-                self.drop[index].append(name)
-
-    def run(
-        self,
-        values: dict[str, Any],
-        rng: np.random.Generator,
-        tape: list[tuple[Step, Call]] | None,
-    ) -> None:
-        """Run the steps over ``values``; with a ``tape``, record the calls and drop nothing."""
-        for step, drop in zip(self.steps, self.drop, strict=True):
-            call = step.forward(tuple(values[n] if n else None for n in step.operands), rng)
-            for name, value in zip(step.results, call.outputs, strict=False):
-                if name:
-                    values[name] = value
-            if tape is not None:
-                tape.append((step, call))
-                continue
-            for name in drop:
-                del values[name]
-
-
 def backpropagate(
-    tape: list[tuple[Step, Call]],
+    tape: Tape,
     loss: str,
     values: Mapping[str, Any],
     targets: Sequence[str],
@@ -212,30 +178,10 @@ def backpropagate(
     value = np.asarray(values[loss])
     Network._check_cotangent(loss, value.dtype, value.shape, cotangent)
     seed = np.ones_like(value) if cotangent is None else np.asarray(cotangent, value.dtype)
-    active = {name for name in targets if _is_float(values[name])}
-    for step, call in tape:
-        if any(name in active for name in step.operands):
-            outputs = zip(step.results, call.outputs, strict=False)
-            active.update(name for name, array in outputs if name and _is_float(array))
-    cotangents: dict[str, Any] = {loss: seed}
-    for step, call in reversed(tape):
-        given = tuple(cotangents.pop(name, None) if name else None for name in step.results)
-        call.needs = tuple(name in active for name in step.operands)
-        if all(g is None for g in given) or not any(call.needs):
-            continue
-        for name, need, gradient in zip(step.operands, call.needs, step.backward(call, given), strict=False):
-            if not need:
-                continue
-            if gradient is None:
-                raise UserError(f"{step.op.label}: has no gradient with respect to its input '{name}'")
-            previous = cotangents.get(name)
-            cotangents[name] = gradient if previous is None else previous + gradient
+    active = [name for name in targets if is_differentiable(values[name])]
+    cotangents = pullback(tape, {loss: seed}, active)
     zero = {name: np.zeros_like(values[name]) for name in targets if name not in cotangents}
     return {name: zero[name] if name in zero else cotangents[name] for name in targets}
-
-
-def _is_float(array: Any) -> bool:
-    return isinstance(array, np.ndarray | np.generic) and is_floating(array.dtype)
 
 
 def _owner(array: np.ndarray) -> Any:
@@ -245,10 +191,20 @@ def _owner(array: np.ndarray) -> Any:
 
 
 def _blas_limits(threads: int | None) -> Any:
-    """A context manager factory that limits BLAS threads; does nothing without a limit."""
+    """A context manager factory that limits the threads of BLAS and of C++ operators; without a limit nothing."""
     if threads is None:
         return contextlib.nullcontext
     from threadpoolctl import ThreadpoolController
 
     controller = ThreadpoolController()
-    return lambda: controller.limit(limits=threads, user_api="blas")
+
+    @contextlib.contextmanager
+    def limits() -> Iterator[None]:
+        token = running_threads.set(threads)
+        try:
+            with controller.limit(limits=threads, user_api="blas"):
+                yield
+        finally:
+            running_threads.reset(token)
+
+    return limits

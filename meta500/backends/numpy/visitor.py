@@ -2,79 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from meta500.backends.network import NATIVE, UNSUPPORTED, NodeCoverage
 from meta500.backends.numpy.operators import rules
+from meta500.backends.numpy.plan import Body, Step
 from meta500.backends.numpy.reference import reference_function, reference_refusal
-from meta500.backends.rules import Call, Rule
+from meta500.backends.rules import Rule
 from meta500.errors import UserError
-from meta500.graph import Operation, Visitor
-
-
-@dataclass
-class Step:
-    """One bound operation: call :meth:`forward` with arrays, then :meth:`backward` with the call."""
-
-    op: Operation
-    rule: Rule
-    operands: tuple[str, ...]
-    results: tuple[str, ...]
-    attributes: dict[str, Any]
-    host: tuple[int, ...]
-
-    def forward(self, inputs: tuple[Any, ...], rng: np.random.Generator) -> Call:
-        """Run the rule.
-
-        Raises:
-            UserError: what the rule refuses, with the node's name.
-        """
-        keywords = dict(self.attributes)
-        call = Call(inputs, (), keywords, ())
-        if "saved" in self.rule.injected:
-            keywords["saved"] = call.saved
-        if "rng" in self.rule.injected:
-            keywords["rng"] = rng
-        args = list(inputs)
-        for position in self.host:
-            if position < len(args) and args[position] is not None:
-                args[position] = np.asarray(args[position]).tolist()
-        try:
-            results = self.rule.function(*args, **keywords)
-        except UserError as error:
-            raise UserError(f"{self.op.label}: {error}") from None
-        except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
-            shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in map(_array, inputs))
-            raise UserError(f"{self.op.label}: cannot run on inputs {shapes}: {error}") from error
-        call.outputs = results if isinstance(results, tuple) else (results,)
-        return call
-
-    def backward(self, call: Call, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Cotangents of the inputs from those of the outputs.
-
-        Raises:
-            UserError: the operator has no gradient.
-        """
-        if self.rule.backward is None:
-            raise UserError(f"{self.op.label}: the numpy backend has no gradient for {self.op.op_type}")
-        try:
-            return tuple(self.rule.backward(call, *cotangents))
-        except UserError as error:
-            raise UserError(f"{self.op.label}: {error}") from None
-
-
-def _array(value: Any) -> Any:
-    return None if value is None else np.asarray(value)
+from meta500.graph import Graph, Operation, Visitor
+from meta500.graph.passes import gradient_graph
 
 
 class NumpyVisitor(Visitor):
-    """Looks every operation up in the rules; overriding ``visit_<operator>`` replaces a rule."""
+    """Looks every operation up in the rules; overriding ``visit_<operator>`` replaces a rule.
+
+    ``graph`` is the graph whose operations are visited; only Gradient, which names values of it, asks for it.
+    """
 
     backend = "numpy"
+
+    def __init__(self, graph: Graph | None = None) -> None:
+        self.graph = graph
 
     def visit_operation(self, op: Operation, network: Any) -> Step:
         """The step that runs ``op``.
@@ -88,7 +37,22 @@ class NumpyVisitor(Visitor):
             if function is None:
                 return super().visit_operation(op, network)  # type: ignore[no-any-return]
             return Step(op, Rule(function), op.operands, op.results, {}, ())
-        return Step(op, entry.rule, op.operands, op.results, bind(entry.rule, op), entry.host_positions)
+        graphs = body_graphs(op, self.graph)
+        bodies = {name: Body.of(graph, type(self)(graph)) for name, graph in graphs.items()}
+        captured = dict.fromkeys(name for body in bodies.values() for name in body.captured)
+        attributes = bind(entry.rule, op)
+        operands = (*op.operands, *captured)
+        return Step(op, entry.rule, operands, op.results, attributes, entry.host_positions, bodies)
+
+
+def body_graphs(op: Operation, graph: Graph | None) -> dict[str, Graph]:
+    """The graphs that the rule of ``op`` gets as callables, by the name of its parameter.
+
+    They are its graph attributes; for Gradient, the part of ``graph`` between its variables and its target.
+    """
+    if op.op_type == "Gradient" and op.domain == "ai.onnx.preview.training":
+        return {"body": gradient_graph(op, graph)}
+    return op.subgraphs
 
 
 def bind(rule: Rule, op: Operation) -> dict[str, Any]:
@@ -99,6 +63,8 @@ def bind(rule: Rule, op: Operation) -> dict[str, Any]:
     """
     keywords = {}
     for name, value in op.attributes.items():
+        if op.attribute_kind(name) == "GRAPH":
+            continue
         if name in rule.attributes:
             keywords[name] = value
         elif name != "consumed_inputs":
@@ -111,14 +77,15 @@ def bind(rule: Rule, op: Operation) -> dict[str, Any]:
 
 
 def node_coverage(op: Operation) -> NodeCoverage:
-    """How the numpy backend runs ``op``."""
+    """How the numpy backend runs ``op``, the operations of its subgraphs included."""
     common = (op.name, op.op_type, op.domain, op.since_version)
+    for subgraph in op.subgraphs.values():
+        for inner in map(node_coverage, subgraph.operations):
+            if inner.how == UNSUPPORTED:
+                return NodeCoverage(*common, UNSUPPORTED, f"its subgraph has {inner.op_type}: {inner.reason}")
     if rules.find(op.domain, op.op_type, op.since_version) is not None:
         return NodeCoverage(*common, NATIVE)
     refusal = reference_refusal(op)
     if refusal:
         return NodeCoverage(*common, UNSUPPORTED, refusal)
     return NodeCoverage(*common, NATIVE, "onnx.reference")
-
-
-Forward = Callable[..., Any]

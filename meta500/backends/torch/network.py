@@ -12,10 +12,19 @@ from torch import fx
 
 from meta500.backends.network import GRADIENT_PREFIX, Network, NodeCoverage
 from meta500.backends.torch.ambient import Ambient, parse_device
-from meta500.backends.torch.tensors import attribute_name, from_numpy, to_numpy, torch_dtype
+from meta500.backends.torch.tensors import (
+    attribute_name,
+    from_numpy,
+    has_dtype,
+    host_array,
+    native_tensor,
+    torch_dtype,
+)
 from meta500.backends.torch.visitor import Emitter, TorchVisitor, node_coverage
+from meta500.backends.values import apply, leaves
 from meta500.errors import UserError, choose
-from meta500.graph import Model, Operation, TensorType
+from meta500.graph import Model, Operation, TensorType, ValueType
+from meta500.graph.model import captured_names, operations_for
 from meta500.graph.passes import training_form
 
 MODES = ("eager", "compile")
@@ -74,15 +83,17 @@ class TorchNetwork(Network):
         self._device = parse_device(device)
         self._tf32, self._deterministic = bool(tf32), bool(deterministic)
         super().__init__(model, precision=precision, threads=threads, seed=seed)
-        self._last: dict[str, torch.Tensor] = {}
+        self._last: dict[str, Any] = {}
         self._root: torch.nn.Module | None = None
         self._random_state: torch.Tensor | None = None
         self._checked: set[tuple[Any, ...]] = set()
         self._rebuild()
 
     @classmethod
-    def node_coverage(cls, op: Operation) -> NodeCoverage:
-        return node_coverage(op)
+    def node_coverage(
+        cls, op: Operation, types: Mapping[str, ValueType | None] | None = None
+    ) -> NodeCoverage:
+        return node_coverage(op, types)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -118,7 +129,6 @@ class TorchNetwork(Network):
 
     def _rebuild(self) -> None:
         forms = {False: (self.model, {}), True: training_form(self.model)}
-        statistics = set(forms[True][1])
         # The same tensors go on in the changed graph, so that native optimizers keep their parameters.
         previous = {name: getattr(self._root, a) for name, a in getattr(self, "_attributes", {}).items()}
         root, attributes = torch.nn.Module(), {}
@@ -127,9 +137,10 @@ class TorchNetwork(Network):
         setattr(root, _GENERATOR, getattr(self._root, _GENERATOR, generator))
         for name, array in self.model.graph.initializers.items():
             trainable = name in self._parameters
-            if not trainable and name not in statistics and array.dtype.kind == "O":
-                continue
             attributes[name] = attribute_name(name, root)
+            if not has_dtype(array.dtype):
+                setattr(root, attributes[name], previous.get(name, array))
+                continue
             tensor = previous.get(name)
             if tensor is None:
                 tensor = self._formatted(from_numpy(array, self._device).clone())
@@ -145,7 +156,7 @@ class TorchNetwork(Network):
         self._input_dtypes = {
             name: torch_dtype(value.dtype)
             for name, value in self.model.graph.inputs.items()
-            if isinstance(value, TensorType) and value.dtype is not None and value.dtype.kind != "O"
+            if isinstance(value, TensorType) and value.dtype is not None and has_dtype(value.dtype)
         }
 
     def inference(
@@ -255,29 +266,32 @@ class TorchNetwork(Network):
                 )
         self._checked.add(key)
 
-    def native(self, name: str) -> torch.Tensor:
+    def native(self, name: str) -> Any:
         attribute = self._attributes.get(name)
         if attribute is not None:
-            tensor: torch.Tensor = getattr(self._root, attribute)
-            return tensor.detach()
+            return _detached(getattr(self._root, attribute))
         found = self._last.get(name)
         if found is None:
             raise UserError(
                 f"'{name}' is not kept; kept are parameters, gradients (grad/NAME) and the inputs and "
                 "outputs of the last run. Other values are kept after add_output(name)"
             )
-        return found.detach()
+        return apply(_detached, found)
 
-    def assign(self, name: str, tensor: torch.Tensor) -> None:
+    def assign(self, name: str, tensor: Any) -> None:
         attribute = self._attributes.get(name)
         if attribute is None:
             raise UserError(f"assign: the network has no parameter or constant '{name}'")
-        current: torch.Tensor = getattr(self._root, attribute)
+        current = getattr(self._root, attribute)
         if tensor.shape != current.shape or tensor.dtype != current.dtype:
             raise UserError(
                 f"assign: '{name}' is {current.dtype}{list(current.shape)}, "
                 f"got {tensor.dtype}{list(tensor.shape)}"
             )
+        if isinstance(current, np.ndarray):
+            setattr(self._root, attribute, tensor)
+            self._modules, self._callables = {}, {}
+            return
         if tensor.device != current.device:
             raise UserError(f"assign: '{name}' lies on {current.device}, the new value on {tensor.device}")
         # Elements of an expanded tensor share memory, which no in-place update survives.
@@ -287,11 +301,12 @@ class TorchNetwork(Network):
             del self._modules[key]
             self._callables.pop(key, None)
 
-    def to_native(self, array: np.ndarray) -> torch.Tensor:
-        return self._formatted(from_numpy(np.asarray(array), self._device))
+    def to_native(self, array: np.ndarray) -> torch.Tensor | np.ndarray:
+        value = native_tensor(np.asarray(array), self._device)
+        return self._formatted(value) if isinstance(value, torch.Tensor) else value
 
-    def to_numpy(self, tensor: torch.Tensor) -> np.ndarray:
-        return np.array(to_numpy(tensor))
+    def to_numpy(self, tensor: Any) -> Any:
+        return apply(lambda value: np.array(host_array(value)), tensor)
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -312,21 +327,25 @@ class TorchNetwork(Network):
     def _ambient(self, gradients: bool) -> Ambient:
         return Ambient(self._device, gradients, self.threads, self._tf32, self._deterministic)
 
-    def _feed(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        fed = {}
+    def _feed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        fed: dict[str, Any] = {}
         for name, value in inputs.items():
             if not isinstance(value, torch.Tensor):
-                value = from_numpy(self._as_input(name, value), self._device)
-            else:
-                wanted = self._input_dtypes.get(name, value.dtype)
-                if value.dtype != wanted or value.device != self._device:
-                    raise UserError(
-                        f"input '{name}' must be {wanted} on {self._device}, "
-                        f"got {value.dtype} on {value.device}"
-                    )
+                fed[name] = apply(self._tensor, self._as_input(name, value))
+                continue
+            wanted = self._input_dtypes.get(name, value.dtype)
+            if value.dtype != wanted or value.device != self._device:
+                raise UserError(
+                    f"input '{name}' must be {wanted} on {self._device}, got {value.dtype} on {value.device}"
+                )
             fed[name] = self._formatted(value.detach())
-        self._check_shapes({name: tuple(tensor.shape) for name, tensor in fed.items()})
+        shapes = {n: tuple(t.shape) for n, t in fed.items() if isinstance(t, torch.Tensor | np.ndarray)}
+        self._check_shapes(shapes)
         return fed
+
+    def _tensor(self, array: Any) -> torch.Tensor | np.ndarray:
+        value = native_tensor(np.asarray(array), self._device)
+        return self._formatted(value.detach()) if isinstance(value, torch.Tensor) else value
 
     def _formatted(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._memory is torch.channels_last and tensor.ndim == 4:
@@ -408,13 +427,13 @@ class TorchNetwork(Network):
         root = self._root
         assert root is not None
         emitter = Emitter(fx.Graph(), root, self._device, _GENERATOR, self._mode == "compile")
+        emitter.types, emitter.source, emitter.seed = model.graph.types(), model.graph, self.seed
         graph = model.graph
-        needed, chosen = set(wanted), []
-        for op in reversed(graph.operations):
-            if needed & set(op.results):
-                needed.update(op.operands)
-                chosen.append(op)
         given = [n for n in graph.inputs if n not in graph.initializers or n in defaults]
+        chosen = operations_for(graph, wanted, (*given, *graph.initializers))
+        needed = {*wanted, *(name for op in chosen for name in (*op.operands, *captured_names(op)))}
+        if any(op.op_type == "Gradient" for op in chosen):
+            needed |= graph.values()
         fed = [name for name in given if name in needed]
         for index, name in enumerate(fed):
             emitter.values[name] = emitter.graph.placeholder(f"input_{index}")
@@ -426,7 +445,7 @@ class TorchNetwork(Network):
             if name in self._attributes:
                 emitter.values[name] = emitter.graph.get_attr(self._attributes[name])
         visitor = TorchVisitor()
-        for op in reversed(chosen):
+        for op in chosen:
             op.accept(visitor, emitter)
         emitter.graph.output(tuple(emitter.tensor(name) for name in wanted))
         module = fx.GraphModule(root, emitter.graph, class_name="Training" if training else "Inference")
@@ -437,25 +456,31 @@ class TorchNetwork(Network):
 
     def _constant(self, name: str, initial: np.ndarray) -> np.ndarray:
         attribute = self._attributes.get(name)
-        return initial if attribute is None else to_numpy(getattr(self._root, attribute))
+        return initial if attribute is None else host_array(getattr(self._root, attribute))
 
     def _hand_out(self, wanted: Sequence[str], results: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
         """Results as arrays that share memory with nothing that the network or its user keeps."""
-        found = {}
         kept: set[int] | None = None
-        for name, tensor in zip(wanted, results, strict=False):
-            array = to_numpy(tensor)
-            if tensor.numel() <= _SMALL:
-                found[name] = np.array(array)
-                continue
+
+        def own(value: Any) -> np.ndarray:
+            nonlocal kept
+            array = host_array(value)
+            if array.size <= _SMALL or not isinstance(value, torch.Tensor):
+                return np.array(array)
             if kept is None:
                 kept = self._kept_storages()
             # An output may be an input or parameter itself, or a part of it (Identity, Reshape, Slice).
-            found[name] = np.array(array) if tensor.untyped_storage().data_ptr() in kept else array
-        return found
+            return np.array(array) if value.untyped_storage().data_ptr() in kept else array
+
+        return {name: apply(own, value) for name, value in zip(wanted, results, strict=False)}
 
     def _kept_storages(self) -> set[int]:
         assert self._root is not None
         tensors = [*self._root.parameters(), *self._root.buffers()]
-        tensors += [t for n, t in self._last.items() if n in self.model.graph.inputs]
+        fed = [leaves(value) for name, value in self._last.items() if name in self.model.graph.inputs]
+        tensors += [t for value in fed for t in value if isinstance(t, torch.Tensor)]
         return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _detached(value: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
+    return value.detach() if isinstance(value, torch.Tensor) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import warnings
 from typing import Any
 
@@ -58,6 +59,27 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
+def has_dtype(dtype: np.dtype) -> bool:
+    """Whether torch has tensors of this dtype; it has none of strings, 4- and 2-bit numbers, float8_e8m0."""
+    if dtype in _SPECIAL:
+        return True
+    try:
+        torch.from_numpy(np.zeros(0, dtype))
+    except TypeError:
+        return False
+    return True
+
+
+def native_tensor(array: np.ndarray, device: torch.device | None = None) -> torch.Tensor | np.ndarray:
+    """A tensor with the contents of ``array``; the array itself where torch lacks its dtype."""
+    return from_numpy(array, device) if has_dtype(array.dtype) else array
+
+
+def host_array(value: torch.Tensor | np.ndarray) -> np.ndarray:
+    """The contents of a tensor, or of an array that stands for one."""
+    return value if isinstance(value, np.ndarray) else to_numpy(value)
+
+
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
     """The torch dtype of a numpy dtype.
 
@@ -70,7 +92,7 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
 def attribute_name(stem: str, root: torch.nn.Module) -> str:
     """A name for an attribute of ``root``: ``stem`` as an identifier, numbered if it is taken."""
     text = "".join(c if c.isalnum() else "_" for c in stem) or "tensor"
-    text = text if text[0].isalpha() else f"t_{text}"
+    text = text if text[0].isalpha() and not keyword.iskeyword(text) else f"t_{text}"
     index, attribute = 0, text
     while hasattr(root, attribute):
         index += 1
@@ -78,12 +100,14 @@ def attribute_name(stem: str, root: torch.nn.Module) -> str:
     return attribute
 
 
-def to_host_value(tensor: torch.Tensor) -> Any:
+def to_host_value(tensor: torch.Tensor | np.ndarray) -> Any:
     """A tensor as Python numbers; waits for the device.
 
     Raises:
         UserError: gradients would flow through the tensor; as numbers they could not.
     """
+    if isinstance(tensor, np.ndarray):
+        return _tuples(tensor.tolist())
     if tensor.requires_grad and torch.is_grad_enabled():
         raise UserError(
             "a value is needed as a plain number here (a ratio, scale or pad value), but gradients would "

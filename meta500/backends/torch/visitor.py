@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +13,27 @@ from torch import fx
 from meta500.backends.network import HOST, NATIVE, UNSUPPORTED, NodeCoverage
 from meta500.backends.numpy import visitor as numpy_visitor
 from meta500.backends.torch.operators import rules
-from meta500.backends.torch.tensors import attribute_name, from_numpy, to_host_value
-from meta500.graph import Operation, Visitor
+from meta500.backends.torch.subgraphs import emit_with_bodies
+from meta500.backends.torch.tensors import attribute_name, has_dtype, native_tensor, to_host_value
+from meta500.graph import (
+    Graph,
+    MapType,
+    Operation,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    ValueType,
+    Visitor,
+)
+from meta500.graph.types import dtype_name
 
 # Literals up to this many elements are written into the graph; longer host constants stay tensors.
 _LITERAL = 4096
+# Operators that hand on whatever value they get, numpy arrays for missing element types included.
+_ANY_VALUES = {
+    "Identity", "If", "Loop", "Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt",
+    "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap",
+}  # fmt: skip
 
 
 @dataclass
@@ -24,8 +41,9 @@ class Emitter:
     """What a visit writes to: the fx graph, the module that owns its attributes, and the values so far.
 
     ``constants`` are the values known when the graph is built (initializers that are not trained and results
-    of Constant nodes), as numpy arrays; ``random`` whether some operation draws random numbers;
-    ``literals`` the constants whose values were written into the graph.
+    of Constant nodes), as numpy arrays; ``types`` the types of the values, where known; ``source`` the graph
+    that is visited; ``random`` whether some operation draws random numbers; ``literals`` the constants whose
+    values were written into the graph.
     """
 
     graph: fx.Graph
@@ -35,6 +53,9 @@ class Emitter:
     compiled: bool = False
     values: dict[str, fx.Node] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
+    types: Mapping[str, ValueType | None] = field(default_factory=dict)
+    source: Graph | None = None
+    seed: int = 0
     random: bool = False
     literals: set[str] = field(default_factory=set)
 
@@ -43,12 +64,18 @@ class Emitter:
         if not name:
             return None
         if name not in self.values:
-            attribute = attribute_name("constant", self.root)
-            self.root.register_buffer(
-                attribute, from_numpy(self.constants[name], self.device), persistent=False
-            )
-            self.values[name] = self.graph.get_attr(attribute)
+            self.values[name] = self.keep("constant", self.constants[name])
         return self.values[name]
+
+    def keep(self, stem: str, array: np.ndarray) -> fx.Node:
+        """The node of a constant that the module holds; strings and the like stay numpy arrays."""
+        attribute = attribute_name(stem, self.root)
+        value = native_tensor(array, self.device)
+        if isinstance(value, torch.Tensor):
+            self.root.register_buffer(attribute, value, persistent=False)
+        else:
+            setattr(self.root, attribute, value)
+        return self.graph.get_attr(attribute)
 
     def host(self, name: str) -> Any:
         """The value as Python numbers: a literal if it is known now, else fetched when the network runs."""
@@ -73,11 +100,11 @@ class TorchVisitor(Visitor):
             UnsupportedOperation: neither torch nor numpy has a rule for this version.
         """
         entry = rules.find(op.domain, op.op_type, op.since_version)
-        if entry is None:
-            self._emit_host(op, network)
-            return
         if op.op_type == "Constant" and op.domain == "":
             network.constants[op.results[0]] = _constant(op)
+            return
+        if entry is None or lacking_type(op, network.types):
+            self._emit_host(op, network)
             return
         args = [
             network.host(name) if position in entry.host_positions else network.tensor(name)
@@ -92,21 +119,41 @@ class TorchVisitor(Visitor):
         if "rng" in entry.rule.injected:
             network.random = True
             keywords["rng"] = _generator(keywords, network)
-        node = network.graph.call_function(entry.rule.function, tuple(args), keywords)
+        graphs = numpy_visitor.body_graphs(op, network.source)
+        if graphs:
+            node = emit_with_bodies(op, entry.rule, graphs, args, keywords, network, type(self))
+        else:
+            node = network.graph.call_function(entry.rule.function, tuple(args), keywords)
         node.meta["operation"] = op
         _bind_results(op, node, network)
 
     def _emit_host(self, op: Operation, network: Emitter) -> None:
         from meta500.backends.torch.host import HostOperation
 
-        step = numpy_visitor.NumpyVisitor().visit_operation(op, None)
+        step = numpy_visitor.NumpyVisitor(network.source).visit_operation(op, None)
         attribute = attribute_name("host", network.root)
-        network.root.add_module(attribute, HostOperation(step))
-        node = network.graph.call_module(attribute, tuple(network.tensor(name) for name in op.operands))
+        network.root.add_module(attribute, HostOperation(step, network.device, network.seed))
+        network.random = network.random or "rng" in step.rule.injected
+        node = network.graph.call_module(attribute, tuple(network.tensor(name) for name in step.operands))
         node.meta["operation"] = op
         for index, name in enumerate(op.results):
             if name:
                 network.values[name] = network.graph.call_function(_item, (node, index))
+
+
+def lacking_type(op: Operation, types: Mapping[str, ValueType | None]) -> str:
+    """The first element type around ``op`` that torch has no tensors of; empty if there is none."""
+    if op.op_type in _ANY_VALUES and op.domain == "":
+        return ""
+    for name in (*op.operands, *op.results):
+        kind = types.get(name)
+        while isinstance(kind, SequenceType | OptionalType):
+            kind = kind.element
+        if isinstance(kind, MapType):
+            return "map"
+        if isinstance(kind, TensorType) and kind.dtype is not None and not has_dtype(kind.dtype):
+            return dtype_name(kind.dtype)
+    return ""
 
 
 def _item(values: tuple[Any, ...], index: int) -> Any:
@@ -156,21 +203,38 @@ def _constant(op: Operation) -> np.ndarray:
 
 def _attribute(value: Any, network: Emitter) -> Any:
     if isinstance(value, np.ndarray):
-        attribute = attribute_name("attribute", network.root)
-        network.root.register_buffer(attribute, from_numpy(value, network.device), persistent=False)
-        return network.graph.get_attr(attribute)
-    return value
+        return network.keep("attribute", value)
+    if value is None or isinstance(value, int | float | str | tuple):
+        return value
+    attribute = attribute_name("attribute", network.root)
+    setattr(network.root, attribute, value)
+    return network.graph.get_attr(attribute)
 
 
 def _literal(value: Any) -> Any:
     return tuple(_literal(item) for item in value) if isinstance(value, list) else value
 
 
-def node_coverage(op: Operation) -> NodeCoverage:
-    """How the torch backend runs ``op``: its own rule, numpy's on the host, or not at all."""
-    if rules.find(op.domain, op.op_type, op.since_version) is not None:
-        return NodeCoverage(op.name, op.op_type, op.domain, op.since_version, NATIVE)
+def node_coverage(op: Operation, types: Mapping[str, ValueType | None] | None = None) -> NodeCoverage:
+    """How the torch backend runs ``op``, the operations of its subgraphs included.
+
+    Its own rule, numpy's on the host (also where torch lacks an element type), or not at all.
+    """
+    common = (op.name, op.op_type, op.domain, op.since_version)
+    types = types or {}
+    how, reason = NATIVE, ""
+    for subgraph in op.subgraphs.values():
+        scope = {**types, **subgraph.types()}
+        for inner in (node_coverage(inner, scope) for inner in subgraph.operations):
+            if inner.how == UNSUPPORTED:
+                return NodeCoverage(*common, UNSUPPORTED, f"its subgraph has {inner.op_type}: {inner.reason}")
+            if inner.how == HOST:
+                how, reason = HOST, f"{inner.op_type} of its subgraph: {inner.reason}"
+    known = rules.find(op.domain, op.op_type, op.since_version)
+    lacking = lacking_type(op, types)
+    if known is not None and not lacking:
+        return NodeCoverage(*common, how, reason or known.rule.note)
     fallback = numpy_visitor.node_coverage(op)
     if fallback.how == UNSUPPORTED:
-        return fallback
-    return NodeCoverage(op.name, op.op_type, op.domain, op.since_version, HOST, "numpy rule on the host")
+        return NodeCoverage(*common, UNSUPPORTED, fallback.reason)
+    return NodeCoverage(*common, HOST, f"torch has no {lacking}" if lacking else "numpy rule on the host")

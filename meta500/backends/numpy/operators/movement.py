@@ -119,15 +119,18 @@ def unsqueeze_attribute(x: np.ndarray, *, axes: tuple[int, ...]) -> np.ndarray:
 
 
 @rules.rule("Identity")
-def identity(x: np.ndarray) -> np.ndarray:
+def identity(x: Any) -> Any:
     """The input itself, not a copy."""
-    if not isinstance(x, np.ndarray):
-        raise UserError(f"Identity: got a {type(x).__name__}; only tensors are supported")
     return x
 
 
+@identity.vjp
+def identity_vjp(call: Call, d_output: Any) -> tuple[Any, ...]:
+    return (d_output,)
+
+
 for _rule in (
-    reshape, reshape_attribute, flatten, squeeze, squeeze_attribute, unsqueeze, unsqueeze_attribute, identity,
+    reshape, reshape_attribute, flatten, squeeze, squeeze_attribute, unsqueeze, unsqueeze_attribute,
 ):  # fmt: skip
     _rule.vjp(_reshaped_back)
 
