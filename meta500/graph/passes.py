@@ -45,16 +45,28 @@ def infer_types(model: Model, strict: bool = True) -> Model:
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
         text = " ".join(str(error).split())
         raise UserError(f"{model.path or model.name}: types do not fit together: {text}") from None
-    graph = model.graph
-    found = {v.name: type_from_proto(v.type) for v in inferred.graph.value_info}
-    outputs = {v.name: type_from_proto(v.type) for v in inferred.graph.output}
+    return model.with_graph(_with_types(model.graph, inferred.graph))
+
+
+def _with_types(graph: Graph, proto: onnx.GraphProto) -> Graph:
+    """``graph`` with the types that inference wrote into ``proto``, those of subgraphs included."""
+    found = {v.name: type_from_proto(v.type) for v in proto.value_info}
+    outputs = {v.name: type_from_proto(v.type) for v in proto.output}
     values = {**graph.value_types, **found}
-    return model.with_graph(
-        replace(
-            graph,
-            outputs={name: _better(declared, outputs.get(name)) for name, declared in graph.outputs.items()},
-            value_types={k: v for k, v in values.items() if k not in graph.outputs},
-        )
+    operations = list(graph.operations)
+    for index, op in enumerate(operations):
+        if not op.subgraphs:
+            continue
+        inner = {a.name: a.g for a in proto.node[index].attribute if a.type == onnx.AttributeProto.GRAPH}
+        changes = {
+            name: _with_types(body, inner[name]) for name, body in op.subgraphs.items() if name in inner
+        }
+        operations[index] = op.replace(**changes)
+    return replace(
+        graph,
+        outputs={name: _better(declared, outputs.get(name)) for name, declared in graph.outputs.items()},
+        value_types={k: v for k, v in values.items() if k not in graph.outputs},
+        operations=operations,
     )
 
 

@@ -317,3 +317,16 @@ def test_types_that_torch_lacks_travel_as_numpy_arrays():
         got = net.inference({"s": np.array(["a", "b"], object), "x": np.float32([-8, 0.4, 3, 7])})
     assert got["t"].tolist() == ["aa", "bb"]
     assert got["q"].dtype.name == "int4" and got["y"].tolist() == [-8.0, 0.0, 3.0, 7.0]
+
+
+def test_types_inside_of_subgraphs_are_inferred():
+    text = """inner (bool c, string[2] s) => (bool[2] y) {
+        y = If (c) <
+            then_branch = a () => (bool[2] p) { t = StringConcat (s, s)  u = Identity (t)  p = Equal (u, t) },
+            else_branch = b () => (bool[2] q) { q = Equal (s, s) }>
+    }"""
+    inputs = {"c": np.array(True), "s": np.array(["a", "b"], object)}
+    with meta500.network(model(text), backend="torch") as net:
+        (node,) = net.coverage()
+        assert node.how == "host" and "torch has no string" in node.reason
+        assert net.inference(inputs)["y"].tolist() == [True, True]
