@@ -18,7 +18,7 @@ class ReferenceNetwork(Network):
         self._rebuild()
 
     @classmethod
-    def node_coverage(cls, op):
+    def node_coverage(cls, op, types=None):
         return NodeCoverage(op.name, op.op_type, op.domain, op.since_version, NATIVE)
 
     def _rebuild(self):

@@ -32,7 +32,8 @@ class Setup:
     """Everything that decides a training run.
 
     ``model`` is a name of ``meta500.models`` or the path of an ONNX file; ``native`` takes the backend's own
-    optimizer instead of the reference one of this name; ``metrics`` are names of ``meta500.metrics.scores``
+    optimizer instead of the reference one of this name; ``drop_last`` leaves out a short last training batch
+    (None: only where the network's batch is fixed); ``metrics`` are names of ``meta500.metrics.scores``
     that the test set of every epoch is scored by, beside the accuracy.
     """
 
@@ -43,6 +44,7 @@ class Setup:
     native: bool = False
     epochs: int = 10
     batch_size: int = 64
+    drop_last: bool | None = None
     seed: int = 0
     target_accuracy: float | None = None
     time_limit: float | None = None
@@ -146,6 +148,7 @@ def train(setup: Setup, folder: RunFolder, tickers: Sequence[Any] = (), save: Pa
             test_set,
             tickers=[*chosen, *tickers],
             batch_size=setup.batch_size,
+            drop_last=setup.drop_last,
             seed=setup.seed,
             folder=folder,
         )

@@ -17,6 +17,14 @@ def train(
     learning_rate: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
     epochs: Annotated[int, typer.Option(help="Epochs at most.")] = 10,
     batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 64,
+    drop_last: Annotated[
+        bool | None,
+        typer.Option(
+            "--drop-last/--keep-last",
+            help="Leave out a short last training batch. [default: only for a fixed batch]",
+            show_default=False,
+        ),
+    ] = None,
     target_accuracy: Annotated[
         float | None, typer.Option(help="Stop at this test accuracy, a fraction in (0, 1].")
     ] = None,
@@ -58,6 +66,7 @@ def train(
         hyperparameters={"learning_rate": learning_rate, **pairs("--optimizer-option", optimizer_option)},
         epochs=1 if quick else epochs,
         batch_size=batch_size,
+        drop_last=drop_last,
         seed=seed,
         target_accuracy=target_accuracy,
         time_limit=time_limit,

@@ -129,6 +129,15 @@ def test_train_segmentation_with_a_metric(tmp_path):
     assert len(scores) == 1 and 0 < scores[0].value < 1 and scores[0].dataset == "digits-segmentation"
 
 
+def test_train_leaves_out_a_short_last_batch(tmp_path):
+    steps = {}
+    for option in ("--drop-last", "--keep-last"):
+        meta500("train", "--quick", "--threads", 1, option, "--out", option, cwd=tmp_path)
+        rows = RunFolder.open(tmp_path / option).rows
+        steps[option] = sum(len(r.samples) for r in rows if r.quantity == "loss")
+    assert steps["--keep-last"] == steps["--drop-last"] + 1
+
+
 def test_train_saves_a_network_that_compares_and_reloads(tmp_path):
     common = ("train", "--epochs", 2, "--threads", 1)
     meta500(*common, "--out", "a", "--save", "net.onnx", cwd=tmp_path)
