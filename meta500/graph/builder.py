@@ -101,6 +101,11 @@ class Builder:
             if value and value not in known:
                 raise UserError(f"{op.label}: reads '{value}', which the network does not have yet")
         formals = op.signature.outputs
+        if op.results:
+            raise UserError(
+                f"{op.label}: too many inputs, {op.results[0]!r} is left over; a variable number of "
+                "inputs is given as one tuple, names of outputs as outputs=(...)"
+            )
         count = outputs if isinstance(outputs, int) else len(outputs)
         if isinstance(outputs, int):
             names = [node if i == 0 and node not in self._taken else f"{node}:{i}" for i in range(count)]

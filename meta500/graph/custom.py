@@ -6,7 +6,9 @@ function body; a written file then holds it as a model-local function and runs i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 from onnx import FunctionProto, helper
@@ -16,6 +18,7 @@ from meta500.graph.operation import Attribute, Operation, Signature
 DOMAIN = "meta500"
 
 _CUSTOM: dict[tuple[str, str], type[Operation]] = {}
+_LOCK = threading.RLock()
 _Class = TypeVar("_Class", bound=type[Operation])
 
 
@@ -35,6 +38,32 @@ def custom_operation(cls: _Class) -> _Class:
 def custom_operations() -> dict[tuple[str, str], type[Operation]]:
     """The custom operation classes by (domain, operator)."""
     return _CUSTOM
+
+
+@contextmanager
+def schemas_in_onnx() -> Iterator[None]:
+    """A context in which onnx's shape inference knows the custom operations that have a ``schema``.
+
+    They are not left registered: parts of onnx (``onnx.reference``) can't be imported while two domains have
+    an operator of the same name.
+    """
+    schemas = [cls.schema for cls in _CUSTOM.values() if hasattr(cls, "schema")]
+    if not schemas:
+        yield
+        return
+    from onnx import defs
+
+    with _LOCK:
+        added = []
+        try:
+            for schema in schemas:
+                if not defs.has(schema.name, schema.domain):
+                    defs.register_schema(schema)
+                    added.append(schema)
+            yield
+        finally:
+            for schema in added:
+                defs.deregister_schema(schema.name, schema.since_version, schema.domain)
 
 
 def function_body(op: Operation, opset: int) -> FunctionProto | None:

@@ -238,8 +238,10 @@ class Operation:
         """Graph-valued attributes, by name (lists as ``name[i]``)."""
         found: dict[str, Any] = {}
         for name, value in self.attributes.items():
+            if isinstance(value, AttributeReference):
+                continue
             kind = self.attribute_kind(name)
-            if kind == "GRAPH" and not isinstance(value, AttributeReference):
+            if kind == "GRAPH":
                 found[name] = value
             elif kind == "GRAPHS":
                 found.update({f"{name}[{i}]": graph for i, graph in enumerate(value)})

@@ -7,7 +7,8 @@ memory-mapped) holds; nothing is copied twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from meta500.graph.custom import custom_operations
 from meta500.graph.model import PARAMETERS_KEY, Annotation, Function, Graph, Model, check_parameters
 from meta500.graph.operation import AttributeReference, FunctionCall, Operation
 from meta500.graph.operators import OPERATORS, OPSETS
-from meta500.graph.types import SparseTensor, ValueType, type_from_proto
+from meta500.graph.types import SparseTensor, ValueType, dtype_from_onnx, type_from_proto
 from meta500.graph.validate import check_graph
 
 
@@ -48,14 +49,14 @@ def load(
         path = os.fspath(source)
         try:
             data = Path(path).read_bytes()
-        except OSError as error:
-            raise UserError(
-                f"{path}: cannot be read ({error.strerror}); give the path of an ONNX file"
-            ) from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{path}: cannot be read ({reason}); give the path of an ONNX file") from None
         proto, folder = _decode(data, path), Path(path).resolve().parent
     else:
         raise UserError(f"a model is a path, bytes or a ModelProto, not {type(source).__name__}")
     try:
+        _check_message(proto)
         model = _Parser(proto, path, folder).model()
         if parameters is not None:
             model.trainable = check_parameters(model, parameters)
@@ -74,12 +75,36 @@ def _decode(data: bytes, source: str) -> ModelProto:
     return proto
 
 
+def _check_message(proto: ModelProto) -> None:
+    """Refuse text that is not UTF-8 (protobuf hands it out as bytes) and nesting that no file can hold."""
+    pending: list[tuple[Any, int]] = [(proto, 1)]
+    while pending:
+        message, depth = pending.pop()
+        if depth > _DEPTH:
+            raise UserError(f"the model's messages are nested more than {_DEPTH} deep")
+        for field, value in message.ListFields():
+            if field.type == field.TYPE_MESSAGE:
+                inner = value if field.is_repeated else (value,)
+                pending += [(item, depth + 1) for item in inner]
+            elif field.type == field.TYPE_STRING:
+                for text in value if field.is_repeated else (value,):
+                    if isinstance(text, bytes):
+                        raise UserError(
+                            f"{message.DESCRIPTOR.name}.{field.name} is no text in UTF-8: {text[:40]!r}"
+                        )
+
+
+# What protobuf's own reader takes.
+_DEPTH = 100
+
+
 class _Parser:
     """State of one parse: the model's opsets and functions."""
 
     def __init__(self, proto: ModelProto, path: str, folder: Path | None) -> None:
         self.proto, self.path, self.folder = proto, path, folder
         self.opsets = _opset_imports(proto.opset_import)
+        self.in_function = False
         self.functions = {(f.domain, f.name, f.overload) for f in proto.functions}
 
     def model(self) -> Model:
@@ -94,7 +119,9 @@ class _Parser:
                     f"opset {version} of {domain or 'ai.onnx'} is unknown; "
                     f"this version of meta500 knows 1 to {newest}"
                 )
+        self.in_function = True
         functions = {(f.domain, f.name, f.overload): self.function(f) for f in proto.functions}
+        self.in_function = False
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
         model = Model(
             graph=self.graph(proto.graph, self.opsets),
@@ -114,6 +141,7 @@ class _Parser:
         check_graph(model.graph)
         for function in functions.values():
             _check_function(function)
+        _check_calls(model)
         declared = metadata.get(PARAMETERS_KEY)
         if declared is not None:
             model.trainable = check_parameters(model, declared.split("\n") if declared else [])
@@ -147,6 +175,12 @@ class _Parser:
 
     def function(self, proto: FunctionProto) -> Function:
         opsets = _opset_imports(proto.opset_import) or self.opsets
+        for default in proto.attribute_proto:
+            if default.ref_attr_name:
+                raise UserError(
+                    f"function '{proto.name}': the default of attribute '{default.name}' refers to another "
+                    "attribute; it must be a value"
+                )
         return Function(
             domain=proto.domain,
             name=proto.name,
@@ -189,7 +223,9 @@ class _Parser:
             if cls is None:
                 raise UserError(
                     f"{label}: unknown operator; no schema of onnx {onnx.__version__}, no custom operation "
-                    "and no function of the model has this name"
+                    "and no function of the model has this name. If it is a custom operator, import the "
+                    "module that defines it, or call meta500.load_operators with its file, before the model "
+                    "is loaded"
                 )
         opset = opsets.get(domain)
         if opset is None:
@@ -218,6 +254,11 @@ class _Parser:
 
     def attribute(self, proto: AttributeProto, opsets: Mapping[str, int], label: str) -> Any:
         if proto.ref_attr_name:
+            if not self.in_function:
+                raise UserError(
+                    f"{label}: attribute '{proto.name}' refers to attribute '{proto.ref_attr_name}' of a "
+                    "function, but the node is in none"
+                )
             return AttributeReference(proto.ref_attr_name)
         kind = attribute_kind(proto)
         if kind == "GRAPH":
@@ -240,6 +281,7 @@ class _Parser:
             raise UserError(f"{label}: attribute '{proto.name}': {error}") from None
 
     def sparse(self, proto: Any, label: str) -> SparseTensor:
+        _check_dimensions(proto.dims, label)
         return SparseTensor(
             tensor_to_array(proto.values, self.folder, label),
             tensor_to_array(proto.indices, self.folder, label),
@@ -251,9 +293,17 @@ def tensor_to_array(tensor: TensorProto, folder: Path | None, label: str) -> np.
     """A read-only array of a ``TensorProto``; external data is memory-mapped from below ``folder``.
 
     Raises:
-        UserError: the data has the wrong size, or the external file is missing, too short, outside the
-            model's folder, or there is no folder because the model came as bytes.
+        UserError: the element type is unknown, a dimension is negative, the data has the wrong size, or the
+            external file is missing, too short, outside the model's folder, or there is no folder because
+            the model came as bytes.
     """
+    _check_dimensions(tensor.dims, label)
+    try:
+        known = dtype_from_onnx(tensor.data_type)
+    except UserError as error:
+        raise UserError(f"{label}: {error}") from None
+    if known is None:
+        raise UserError(f"{label}: has no element type")
     try:
         if tensor.data_location == TensorProto.EXTERNAL:
             array = _external(tensor, folder, label)
@@ -267,6 +317,11 @@ def tensor_to_array(tensor: TensorProto, folder: Path | None, label: str) -> np.
     if array.flags.writeable:
         array.flags.writeable = False
     return array
+
+
+def _check_dimensions(dims: Sequence[int], label: str) -> None:
+    if any(d < 0 for d in dims):
+        raise UserError(f"{label}: its shape {list(dims)} has a negative dimension")
 
 
 def _external(tensor: TensorProto, folder: Path | None, label: str) -> np.ndarray:
@@ -286,8 +341,10 @@ def _external(tensor: TensorProto, folder: Path | None, label: str) -> np.ndarra
     except ValueError:
         raise UserError(f"{label}: external data has a malformed offset or length") from None
     size = target.stat().st_size
-    length = length or size - offset
-    if offset < 0 or length < 0 or offset + length > size:
+    if offset < 0 or length < 0:
+        raise UserError(f"{label}: external data has a negative offset ({offset}) or length ({length})")
+    length = length or max(size - offset, 0)
+    if offset + length > size:
         raise UserError(
             f"{label}: external data file '{target}' has {size} bytes, the model needs {offset + length}"
         )
@@ -353,3 +410,39 @@ def _check_function(function: Function) -> None:
         operations=function.operations,
     )
     check_graph(graph)
+
+
+# Nodes that the functions of a model may expand to: a few small functions that call each other can describe
+# more nodes than any memory holds.
+_EXPANDED = 500_000
+
+
+def _check_calls(model: Model) -> None:
+    """Refuse functions that call themselves, directly or through others, and ones that expand without end."""
+    calls = {
+        key: [inner for op in function.operations for inner in _calls(op)]
+        for key, function in model.functions.items()
+    }
+    known = {key: [k for k in keys if k in calls] for key, keys in calls.items()}
+    try:
+        order = list(TopologicalSorter(known).static_order())
+    except CycleError as error:
+        names = " -> ".join(f"{domain}.{name}" for domain, name, _ in reversed(error.args[1]))
+        raise UserError(f"functions must not call themselves: {names}") from None
+    sizes: dict[tuple[str, str, str], int] = {}
+    for key in order:
+        own = sum(1 + sum(1 for _ in _inner(op)) for op in model.functions[key].operations)
+        sizes[key] = own + sum(sizes[k] for k in known[key])
+    total = sum(sizes.get(k, 0) for op in model.graph.operations for k in _calls(op))
+    if total > _EXPANDED:
+        raise UserError(f"the functions of the model expand to {total} nodes; at most {_EXPANDED} are taken")
+
+
+def _inner(op: Operation) -> Iterator[Operation]:
+    for graph in op.subgraphs.values():
+        yield from graph.walk()
+
+
+def _calls(op: Operation) -> list[tuple[str, str, str]]:
+    """The functions that ``op`` and its subgraphs call."""
+    return [(o.domain, o.op_type, o.overload) for o in (op, *_inner(op)) if isinstance(o, FunctionCall)]

@@ -11,6 +11,7 @@ import onnx
 import onnx.inliner
 
 from meta500.errors import UserError
+from meta500.graph.custom import schemas_in_onnx
 from meta500.graph.model import Graph, Model, operations_for, unique
 from meta500.graph.operation import FunctionCall, Operation
 from meta500.graph.operators import Cast
@@ -33,19 +34,44 @@ def infer_types(model: Model, strict: bool = True) -> Model:
     """The model with the types that ONNX shape inference finds for its values and outputs.
 
     Raises:
-        UserError: ``strict`` and the types of some node do not fit together; the message names it.
+        UserError: ``strict`` and the types of some node do not fit together, or a shape that is computed has
+            more dimensions than a tensor can have; the message names the node.
     """
     from meta500.graph.writer import model_to_proto
 
+    _check_ranks(model.graph)
     proto = model_to_proto(model, weights=False)
     try:
-        inferred = onnx.shape_inference.infer_shapes(
-            proto, check_type=strict, strict_mode=strict, data_prop=True
-        )
+        with schemas_in_onnx():
+            inferred = onnx.shape_inference.infer_shapes(
+                proto, check_type=strict, strict_mode=strict, data_prop=True
+            )
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
         text = " ".join(str(error).split())
         raise UserError(f"{model.path or model.name}: types do not fit together: {text}") from None
     return model.with_graph(_with_types(model.graph, inferred.graph))
+
+
+# Operators with an input that holds the shape of their result, and its position; numpy's limit of dimensions.
+_SHAPES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
+_RANK = 64
+
+
+def _check_ranks(graph: Graph) -> None:
+    """Refuse shapes declared too long, since onnx would allocate an entry for each of their dimensions."""
+    types = graph.types()
+    for op in graph.operations:
+        position = _SHAPES.get(op.op_type)
+        if position is not None and position < len(op.operands):
+            name = op.operands[position]
+            for size in getattr(types.get(name), "shape", None) or ():
+                if isinstance(size, int) and size > _RANK:
+                    raise UserError(
+                        f"{op.label}: the shape '{name}' has {size} entries, a tensor has at most {_RANK} "
+                        "dimensions"
+                    )
+        for subgraph in op.subgraphs.values():
+            _check_ranks(subgraph)
 
 
 def _with_types(graph: Graph, proto: onnx.GraphProto) -> Graph:

@@ -91,9 +91,13 @@ def dtype_name(dtype: np.dtype) -> str:
     return "string" if dtype == np.dtype(object) else dtype.name
 
 
+# By name, not by kind: numpy counts float8_e5m2 as floating point, too.
+_FLOATING = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+
+
 def is_floating(dtype: np.dtype | None) -> bool:
     """Whether gradients flow through values of this type: float16, bfloat16, float32, float64, complex."""
-    return dtype is not None and (dtype.kind in "fc" or dtype == BFLOAT16)
+    return dtype is not None and dtype.name in _FLOATING
 
 
 def dtype_from_onnx(element_type: int) -> np.dtype | None:
@@ -124,7 +128,7 @@ def type_from_proto(proto: TypeProto) -> ValueType | None:
     """Read a ``TypeProto``; None when it says nothing.
 
     Raises:
-        UserError: an element type that this onnx does not know.
+        UserError: an element type that this onnx does not know, or a map without a type of keys.
     """
     kind = proto.WhichOneof("value")
     if kind is None:
@@ -146,7 +150,8 @@ def type_from_proto(proto: TypeProto) -> ValueType | None:
         return OptionalType(type_from_proto(proto.optional_type.elem_type))
     if kind == "map_type":
         key = dtype_from_onnx(proto.map_type.key_type)
-        assert key is not None
+        if key is None:
+            raise UserError("a map has no type of keys")
         return MapType(key, type_from_proto(proto.map_type.value_type))
     raise UserError(f"value type '{kind}' is not supported")
 

@@ -29,6 +29,8 @@ def check_graph(graph: Graph, outer: frozenset[str] = frozenset()) -> None:
             if name in graph.inputs or name in graph.initializers:
                 raise UserError(f"{op.label}: writes '{name}', which is an input or initializer of the graph")
             written[name] = op
+    # A name of the enclosing scopes that is written here means the value written here, nothing before it.
+    known -= set(written) - set(graph.inputs)
     for op in graph.operations:
         needed = [name for name in op.operands if name]
         for subgraph in op.subgraphs.values():

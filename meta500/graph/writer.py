@@ -120,13 +120,17 @@ def graph_to_proto(graph: Graph, weights: bool = True) -> GraphProto:
 
 
 def node_to_proto(op: Operation, weights: bool = True) -> NodeProto:
-    """One operation as ``NodeProto``; attributes at their default are left out."""
+    """One operation as ``NodeProto``; attributes at their default are left out if ONNX has the operator.
+
+    Those of custom operations are written: onnx.reference does not know the defaults of functions.
+    """
     proto = NodeProto(
         op_type=op.op_type, domain=op.domain, name=op.name, doc_string=op.doc_string, overload=op.overload
     )
     proto.input.extend(op.operands)
     proto.output.extend(op.results)
-    if (op.domain, op.op_type) in custom_operations():
+    custom = (op.domain, op.op_type) in custom_operations()
+    if custom:
         body = function_body(op, 1)
         if body is not None:
             proto.overload = body.overload
@@ -138,7 +142,7 @@ def node_to_proto(op: Operation, weights: bool = True) -> NodeProto:
                     name=name, ref_attr_name=value.name, type=AttributeProto.AttributeType.Value(spec.kind)
                 )
             )
-        elif spec.required or not _is_default(value, spec.default):
+        elif spec.required or not _is_default(value, spec.default) or (custom and value is not None):
             proto.attribute.append(_attribute(name, spec.kind, value, weights))
     _write_metadata(proto, op.metadata)
     for data in op.device_configurations:

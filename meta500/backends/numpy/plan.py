@@ -57,11 +57,25 @@ class Step:
             results = self.rule.function(*args, **keywords)
         except UserError as error:
             raise UserError(f"{self.op.label}: {error}") from None
-        except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
-            shapes = ", ".join(map(_description, inputs))
-            raise UserError(f"{self.op.label}: cannot run on inputs {shapes}: {error}") from error
+        except (ValueError, TypeError, IndexError, ZeroDivisionError, OverflowError) as error:
+            raise self._refusal(inputs, error) from error
+        except MemoryError as error:
+            raise self._refusal(inputs, str(error) or "not enough memory") from error
+        except AttributeError as error:
+            if all(isinstance(v, np.ndarray | np.generic) for v in inputs if v is not None):
+                raise  # a fault of the rule, not of a sequence or map where a tensor belongs
+            raise self._refusal(inputs, error) from error
         call.outputs = results if isinstance(results, tuple) else (results,)
+        named = [index for index, name in enumerate(self.results) if name]
+        if named and named[-1] >= len(call.outputs):
+            raise UserError(
+                f"{self.op.label}: gives {len(call.outputs)} outputs, the graph names {len(self.results)}"
+            )
         return call
+
+    def _refusal(self, inputs: Sequence[Any], reason: object) -> UserError:
+        shapes = ", ".join(map(_description, inputs))
+        return UserError(f"{self.op.label}: cannot run on inputs {shapes}: {reason}")
 
     def backward(self, call: Call, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """Cotangents of the operands from those of the outputs.
