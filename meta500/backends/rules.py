@@ -13,12 +13,12 @@ its k-th run. Sequences are lists, an optional without a value is None.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-INJECTED = ("n_outputs", "since_version", "rng", "saved")
+INJECTED = ("n_outputs", "since_version", "node_label", "rng", "saved")
 
 # The ``threads`` option of the network that is running on the host; None outside of one and without a limit.
 running_threads: ContextVar[int | None] = ContextVar("running_threads", default=None)
@@ -43,13 +43,15 @@ class Call:
 class Rule:
     """A forward function with what the visitor must know to call it.
 
-    ``note`` is said beside the coverage of the rule's nodes.
+    ``note`` is said beside the coverage of the rule's nodes. ``host_when(op, types)``, for backends with a
+    host fallback, says why a node runs there although there is this rule; empty where it doesn't.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.backward: Callable[..., Sequence[Any]] | None = None
         self.note = ""
+        self.host_when: Callable[[Any, Mapping[str, Any]], str] | None = None
         parameters = inspect.signature(function).parameters.values()
         keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         self.injected = frozenset(k for k in keywords if k in INJECTED)
@@ -143,3 +145,25 @@ class RuleTable:
     def __iter__(self) -> Iterator[Entry]:
         for key in sorted(self._entries):
             yield from self._entries[key]
+
+
+_LOADED: dict[str, RuleTable] = {}
+_WAITING: dict[str, list[Callable[[RuleTable], None]]] = {}
+
+
+def when_loaded(backend: str, add: Callable[[RuleTable], None]) -> None:
+    """Call ``add`` with the rules of a backend once they are imported, now if they are.
+
+    For rules from outside of the backend's folder: making them must not import the backend.
+    """
+    if backend in _LOADED:
+        add(_LOADED[backend])
+    else:
+        _WAITING.setdefault(backend, []).append(add)
+
+
+def loaded(table: RuleTable) -> None:
+    """Say that the rules of a backend's folder are imported, so that others can be added to them."""
+    _LOADED[table.backend] = table
+    for add in _WAITING.pop(table.backend, []):
+        add(table)

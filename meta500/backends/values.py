@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from meta500.errors import UserError
-from meta500.graph.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+from meta500.graph.types import MapType, OptionalType, SequenceType, TensorType, ValueType, is_floating
 
 
 def apply(function: Callable[[Any], Any], value: Any) -> Any:
@@ -60,11 +62,33 @@ def checked(value: Any, declared: ValueType | None, label: str, tensor: Callable
     if isinstance(declared, MapType):
         if not isinstance(value, dict):
             raise UserError(f"{label} is a map: give a dict, not {_kind(value)}")
-        return dict(value)
+        return {
+            _key(k, declared, label): _map_value(v, declared, f"{label}[{k!r}]", tensor)
+            for k, v in value.items()
+        }
     if value is None:
         raise UserError(f"{label} is missing: only an optional may be None, it is declared {declared}")
     known = declared if isinstance(declared, TensorType) else None
     return tensor(value, known, label)
+
+
+def _key(key: Any, declared: MapType, label: str) -> Any:
+    """A key as int or str, whichever the map has."""
+    plain = key.item() if isinstance(key, np.generic) else key
+    text = declared.key.kind == "O"
+    if isinstance(plain, bool) or not isinstance(plain, str if text else int):
+        raise UserError(f"{label} has keys of type {'str' if text else 'int'}, not {key!r}")
+    return plain
+
+
+def _map_value(value: Any, declared: MapType, label: str, tensor: Callable[..., Any]) -> Any:
+    """A map's value; plain numbers and texts become 0-d arrays of the declared type."""
+    kind = declared.value
+    if isinstance(kind, TensorType) and kind.dtype is not None and not isinstance(value, bool):
+        number = isinstance(value, int) or (isinstance(value, float) and is_floating(kind.dtype))
+        if (isinstance(value, str) and kind.dtype.kind == "O") or (number and kind.dtype.kind != "O"):
+            return np.array(value, kind.dtype)
+    return checked(value, kind, label, tensor)
 
 
 def _kind(value: Any) -> str:

@@ -281,7 +281,7 @@ def test_precision_gives_the_float64_reference(backend):
 
 def test_unknown_names_list_the_choices(backend):
     model = skip_network()
-    with pytest.raises(UserError, match=r"unknown backend 'nump'. Did you mean 'numpy'.*numpy, torch"):
+    with pytest.raises(UserError, match=r"unknown backend 'nump'. Did you mean 'numpy'.*numpy.*torch"):
         meta500.network(model, backend="nump")
     with pytest.raises(UserError, match="unknown option 'thread' of backend.*threads"):
         meta500.network(model, backend=backend, thread=2)
@@ -324,12 +324,12 @@ def test_coverage_is_known_before_running(backend):
 
 
 def test_torch_declares_what_runs_on_the_host():
-    float_type = onnx.TensorProto.FLOAT
-    model = one_node("Binarizer", [(float_type, [3])], (float_type, [3]), domain="ai.onnx.ml", threshold=0.5)
+    text = onnx.TensorProto.STRING
+    model = one_node("StringNormalizer", [(text, [2])], (text, [2]), case_change_action="UPPER")
     (node,) = meta500.coverage(model, "torch")
     assert (node.how, node.reason) == (HOST, "numpy rule on the host")
     with meta500.network(model, backend="torch") as net:
-        assert net.inference({"x0": np.array([0, 0.5, 1], np.float32)})["y"].tolist() == [0, 0, 1]
+        assert net.inference({"x0": np.array(["ab", "C"], object)})["y"].tolist() == ["AB", "C"]
 
 
 def test_parameters_that_the_loss_does_not_reach_have_zero_gradients(backend):
@@ -428,3 +428,16 @@ def test_wrong_shapes_deep_inside_name_the_network(backend):
     feed = {"x": np.ones((2, 3), np.float32), "y": np.ones((5, 3), np.float32)}
     with meta500.network(b.build(), backend=backend) as net, pytest.raises(UserError, match="cannot run"):
         net.inference(feed)
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "label"), [(9, (8,), "node 'gather_1'"), (1, (3, 5), "node 'reshape_1'")]
+)
+def test_a_fault_at_run_time_names_the_node(backend, index, shape, label):
+    b = Builder("late")
+    x, i = b.input("x", "float32", ("N", 4)), b.input("i", "int64", (2,))
+    rows = b.add(ops.Gather, b.add(ops.Relu, x), i, axis=0)
+    b.output(b.add(ops.Reshape, rows, b.constant(np.array(shape))), "y")
+    with meta500.network(b.build(), backend=backend) as net, pytest.raises(UserError) as caught:
+        net.inference({"x": np.ones((2, 4), np.float32), "i": np.array([0, index])})
+    assert str(caught.value).startswith(label)

@@ -191,7 +191,7 @@ def _owner(array: np.ndarray) -> Any:
 
 
 def _blas_limits(threads: int | None) -> Any:
-    """A context manager factory that limits the threads of BLAS and of C++ operators; without a limit nothing."""
+    """Makes contexts that limit the threads of BLAS and of C++ operators; without a limit they do nothing."""
     if threads is None:
         return contextlib.nullcontext
     from threadpoolctl import ThreadpoolController

@@ -73,6 +73,8 @@ def bind(rule: Rule, op: Operation) -> dict[str, Any]:
         keywords["n_outputs"] = len(op.results)
     if "since_version" in rule.injected:
         keywords["since_version"] = op.since_version
+    if "node_label" in rule.injected:
+        keywords["node_label"] = op.label
     return keywords
 
 

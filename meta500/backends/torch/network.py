@@ -20,7 +20,7 @@ from meta500.backends.torch.tensors import (
     native_tensor,
     torch_dtype,
 )
-from meta500.backends.torch.visitor import Emitter, TorchVisitor, node_coverage
+from meta500.backends.torch.visitor import Emitter, TorchVisitor, failing_node, node_coverage
 from meta500.backends.values import apply, leaves
 from meta500.errors import UserError, choose
 from meta500.graph import Model, Operation, TensorType, ValueType
@@ -387,14 +387,16 @@ class TorchNetwork(Network):
                 with self._own_random_state():
                     return self._callables[key](*arguments)  # type: ignore[no-any-return]
             return self._callables[key](*arguments)  # type: ignore[no-any-return]
-        except UserError:
-            raise
         except torch.OutOfMemoryError as error:
             raise UserError(f"{self.model.name}: out of memory on {self._device}: {error}") from None
+        except UserError as error:
+            label = failing_node(module, arguments)
+            if not label or str(error).startswith(label):
+                raise
+            raise UserError(f"{label}: {error}") from None
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise UserError(
-                f"{self.model.path or self.model.name}: PyTorch cannot run it: {error}"
-            ) from error
+            label = failing_node(module, arguments) or self.model.path or self.model.name
+            raise UserError(f"{label}: PyTorch cannot run it: {error}") from error
 
     @contextmanager
     def _own_random_state(self) -> Iterator[None]:

@@ -116,5 +116,11 @@ def to_host_value(tensor: torch.Tensor | np.ndarray) -> Any:
     return _tuples(tensor.detach().cpu().tolist())
 
 
+def tracked_or_host_value(tensor: torch.Tensor | np.ndarray) -> Any:
+    """The tensor itself where gradients flow through it, else as :func:`to_host_value`."""
+    tracked = isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
+    return tensor if tracked else to_host_value(tensor)
+
+
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

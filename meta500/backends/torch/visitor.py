@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +12,17 @@ from torch import fx
 
 from meta500.backends.network import HOST, NATIVE, UNSUPPORTED, NodeCoverage
 from meta500.backends.numpy import visitor as numpy_visitor
+from meta500.backends.numpy.operators.seeding import whole_seed
+from meta500.backends.rules import Rule
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.subgraphs import emit_with_bodies
-from meta500.backends.torch.tensors import attribute_name, has_dtype, native_tensor, to_host_value
+from meta500.backends.torch.tensors import (
+    attribute_name,
+    has_dtype,
+    native_tensor,
+    to_host_value,
+    tracked_or_host_value,
+)
 from meta500.graph import (
     Graph,
     MapType,
@@ -34,6 +42,10 @@ _ANY_VALUES = {
     "Identity", "If", "Loop", "Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt",
     "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap",
 }  # fmt: skip
+
+
+# Inputs (operator, position) whose rule takes a number, or a tensor with a gradient: Pad's constant_value.
+_TRACKED = {("Pad", 2)}
 
 
 @dataclass
@@ -77,15 +89,19 @@ class Emitter:
             setattr(self.root, attribute, value)
         return self.graph.get_attr(attribute)
 
-    def host(self, name: str) -> Any:
-        """The value as Python numbers: a literal if it is known now, else fetched when the network runs."""
+    def host(self, name: str, tracked: bool = False) -> Any:
+        """The value as Python numbers: a literal if it is known now, else fetched when the network runs.
+
+        With ``tracked`` it stays a tensor where gradients flow through it.
+        """
         if not name:
             return None
         constant = self.constants.get(name)
         if constant is not None and constant.size <= _LITERAL:
             self.literals.add(name)
             return _literal(constant.tolist())
-        return self.graph.call_function(to_host_value, (self.tensor(name),))
+        fetch = tracked_or_host_value if tracked else to_host_value
+        return self.graph.call_function(fetch, (self.tensor(name),))
 
 
 class TorchVisitor(Visitor):
@@ -103,11 +119,13 @@ class TorchVisitor(Visitor):
         if op.op_type == "Constant" and op.domain == "":
             network.constants[op.results[0]] = _constant(op)
             return
-        if entry is None or lacking_type(op, network.types):
+        if entry is None or host_reason(op, entry.rule, network.types):
             self._emit_host(op, network)
             return
         args = [
-            network.host(name) if position in entry.host_positions else network.tensor(name)
+            network.host(name, (op.op_type, position) in _TRACKED)
+            if position in entry.host_positions
+            else network.tensor(name)
             for position, name in enumerate(op.operands)
         ]
         keywords = {
@@ -118,7 +136,7 @@ class TorchVisitor(Visitor):
             keywords["value"] = _attribute(np.zeros(1, np.float32), network)
         if "rng" in entry.rule.injected:
             network.random = True
-            keywords["rng"] = _generator(keywords, network)
+            keywords["rng"] = _generator(op, keywords, network)
         graphs = numpy_visitor.body_graphs(op, network.source)
         if graphs:
             node = emit_with_bodies(op, entry.rule, graphs, args, keywords, network, type(self))
@@ -141,6 +159,28 @@ class TorchVisitor(Visitor):
                 network.values[name] = network.graph.call_function(_item, (node, index))
 
 
+class _Follower(fx.Interpreter):
+    """Runs a module node by node and remembers at which it is."""
+
+    current: fx.Node | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.current = n
+        return super().run_node(n)
+
+
+def failing_node(module: fx.GraphModule, arguments: Sequence[Any]) -> str:
+    """The label of the operation that fails when ``module`` runs once more; empty if none does."""
+    follower = _Follower(module)
+    try:
+        with torch.no_grad():
+            follower.run(*arguments)  # type: ignore[no-untyped-call]
+    except Exception:
+        operation = follower.current.meta.get("operation") if follower.current is not None else None
+        return operation.label if operation is not None else ""
+    return ""
+
+
 def lacking_type(op: Operation, types: Mapping[str, ValueType | None]) -> str:
     """The first element type around ``op`` that torch has no tensors of; empty if there is none."""
     if op.op_type in _ANY_VALUES and op.domain == "":
@@ -154,6 +194,14 @@ def lacking_type(op: Operation, types: Mapping[str, ValueType | None]) -> str:
         if isinstance(kind, TensorType) and kind.dtype is not None and not has_dtype(kind.dtype):
             return dtype_name(kind.dtype)
     return ""
+
+
+def host_reason(op: Operation, rule: Rule, types: Mapping[str, ValueType | None]) -> str:
+    """Why ``op`` runs on the host although torch has a rule for it; empty where it runs natively."""
+    lacking = lacking_type(op, types)
+    if lacking:
+        return f"torch has no {lacking}"
+    return rule.host_when(op, types) if rule.host_when else ""
 
 
 def _item(values: tuple[Any, ...], index: int) -> Any:
@@ -179,18 +227,19 @@ def _returns_tuple(op: Operation) -> bool:
     return len(op.signature.outputs) > 1 or any(formal.variadic for formal in op.signature.outputs)
 
 
-def _generator(keywords: dict[str, Any], network: Emitter) -> fx.Node:
+def _generator(op: Operation, keywords: dict[str, Any], network: Emitter) -> fx.Node:
     """The network's generator, or one of the node's own, seeded once, where the node has a seed.
 
     Compiled graphs draw from PyTorch's default generators; there the rule sees the seed and refuses it.
+    Dropout keeps its seed: it draws numpy's numbers, from a stream that belongs to the network's generator.
     """
     seed = keywords.get("seed")
-    if seed is None or network.compiled:
+    if seed is None or network.compiled or op.op_type == "Dropout":
         return network.graph.get_attr(network.generator)
     keywords["seed"] = None
     attribute = attribute_name("generator", network.root)
     generator = torch.Generator(device=network.device)
-    generator.manual_seed(int(seed))
+    generator.manual_seed(whole_seed(seed))
     setattr(network.root, attribute, generator)
     return network.graph.get_attr(attribute)
 
@@ -231,10 +280,10 @@ def node_coverage(op: Operation, types: Mapping[str, ValueType | None] | None = 
             if inner.how == HOST:
                 how, reason = HOST, f"{inner.op_type} of its subgraph: {inner.reason}"
     known = rules.find(op.domain, op.op_type, op.since_version)
-    lacking = lacking_type(op, types)
-    if known is not None and not lacking:
+    host = "numpy rule on the host" if known is None else host_reason(op, known.rule, types)
+    if known is not None and not host:
         return NodeCoverage(*common, how, reason or known.rule.note)
     fallback = numpy_visitor.node_coverage(op)
     if fallback.how == UNSUPPORTED:
         return NodeCoverage(*common, UNSUPPORTED, fallback.reason)
-    return NodeCoverage(*common, HOST, f"torch has no {lacking}" if lacking else "numpy rule on the host")
+    return NodeCoverage(*common, HOST, host)

@@ -246,13 +246,13 @@ def test_max_pool_indices(rule, storage_order: int) -> None:
 
 
 def test_max_pool_ties_take_the_first(rule) -> None:
-    """Equal maxima: index and gradient go to the first in the window, also in GlobalMaxPool."""
+    """Equal maxima: index and gradient go to the first in the window; GlobalMaxPool shares, as ReduceMax."""
     x = np.ones((1, 1, 4))
     ran = rule("MaxPool", 22, [x], {"kernel_shape": (2,), "strides": (2,)}, n_outputs=2)
     np.testing.assert_array_equal(ran.outputs[1], [[[0, 2]]])
     np.testing.assert_array_equal(ran.gradients(np.array([[[3.0, 5.0]]]), None)[0], [[[3, 0, 5, 0]]])
     ran = rule("GlobalMaxPool", 1, [x])
-    np.testing.assert_array_equal(ran.gradients(np.array([[[3.0]]]))[0], [[[3, 0, 0, 0]]])
+    np.testing.assert_array_equal(ran.gradients(np.array([[[3.0]]]))[0], [[[0.75] * 4]])
 
 
 def test_integer_and_nan_max_pool(rule) -> None:

@@ -184,19 +184,20 @@ def test_version(rule, case) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-6 if operator == "Resize" else 1e-13, atol=1e-14)
 
 
-def test_every_older_rule_has_a_case() -> None:
+def test_every_older_rule_has_a_case(network_tested) -> None:
     tested = {(c[0], rules.find("", c[0], c[1]).since) for c in CASES}
     newest = {(e.domain, e.op_type): e.since for e in rules}
     for entry in rules:
         if entry.since < newest[entry.domain, entry.op_type]:
-            assert (entry.op_type, entry.since) in tested, f"no case for {entry.op_type} {entry.since}"
+            known = (entry.op_type, entry.since) in tested or network_tested(entry.op_type)
+            assert known, f"no case for {entry.op_type} {entry.since}"
 
 
 # What a version does not allow or leaves undefined is refused: part of the message.
 REFUSALS: list[tuple[str, int, tuple[Any, ...], dict[str, Any], int, str]] = [
     ("Add", 6, (A, B4), {}, 1, "broadcast is 0"),
     ("Add", 6, (A, B3), {"broadcast": 1}, 1, "no part"),
-    ("Mul", 1, (A, np.ones((3, 1))), {"broadcast": 1, "axis": 1}, 1, "no part"),
+    ("Mul", 1, (A, np.ones((2, 1))), {"broadcast": 1, "axis": 1}, 1, "no part"),
     ("Add", 6, (A, B3), {"broadcast": 1, "axis": 3}, 1, "axis 3"),
     ("Sum", 6, (A, B4), {}, 1, "must be equal"),
     ("Gemm", 6, (M, N, C), {}, 1, "broadcast is 0"),
@@ -247,8 +248,8 @@ REFUSALS: list[tuple[str, int, tuple[Any, ...], dict[str, Any], int, str]] = [
     ("Constant", 13, (), {"value_int": 1, "value_float": 1.0}, 1, "exactly one"),
     ("Constant", 13, (), {"sparse_value": object()}, 1, "sparse"),
     ("ConstantOfShape", 9, (i(2, -1),), {}, 1, "no negative"),
-    ("Cast", 9, (A,), {"to": 8}, 1, "type 8"),
-    ("Cast", 9, (np.array(["a"], object),), {"to": 1}, 1, "from object"),
+    ("Cast", 9, (A,), {"to": 14}, 1, "complex64"),
+    ("Cast", 9, (np.array(["a"], object),), {"to": 1}, 1, "'a' is no number"),
     ("Upsample", 9, (X9, np.array([1, 1, 0.5, 1])), {}, 1, "at least 1"),
     ("Upsample", 1, (A,), {"height_scale": 2.0, "width_scale": 2.0}, 1, "version 1 takes images"),
     ("Resize", 13, (A, None, np.ones(3), i(2, 3, 4)), {}, 1, "exactly one"),

@@ -40,8 +40,10 @@ def tensor_of(array: Any) -> torch.Tensor:
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:
     """The values of a tensor."""
-    if tensor.dtype is torch.bfloat16:
-        return tensor.detach().contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    for special, (bits, dtype) in _SPECIAL.items():
+        if tensor.dtype is dtype:
+            width = torch.uint8 if bits is np.uint8 else torch.uint16
+            return tensor.detach().contiguous().view(width).numpy().view(special)
     return tensor.detach().numpy()
 
 

@@ -65,7 +65,8 @@ def test_slice(rule: Any, data: st.DataObject) -> None:
     x = np.random.default_rng(9).normal(size=shape)
     window = [slice(None)] * len(shape)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        window[axis] = slice(start, end, step)
+        # ONNX begins a backward slice from before the first element at the first one, Python takes nothing.
+        window[axis] = slice(max(start, -shape[axis]) if step < 0 else start, end, step)
     negative = tuple(a - len(shape) for a in axes)
     (y,) = rule("Slice", 13, (x, tuple(starts), tuple(ends), negative, tuple(steps)))
     np.testing.assert_array_equal(y.numpy(), x[tuple(window)])

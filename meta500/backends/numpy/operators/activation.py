@@ -44,8 +44,8 @@ def leaky_relu(
 @leaky_relu.vjp
 @numeric_vjp
 def leaky_relu_vjp(call: Call, d: np.ndarray) -> Gradients:
-    """Slope 1 or alpha."""
-    return (np.where(call.inputs[0] < 0, call.saved["alpha"] * d, d),)
+    """Slope 1 above 0, alpha elsewhere; at 0 that is PyTorch's choice."""
+    return (np.where(call.inputs[0] <= 0, call.saved["alpha"] * d, d),)
 
 
 @rules.rule("PRelu", 7)

@@ -8,6 +8,7 @@ import numpy as np
 
 from meta500.backends.numpy.operators import rules
 from meta500.backends.numpy.operators.arrays import is_floating
+from meta500.backends.numpy.operators.seeding import seeded_legacy
 from meta500.backends.rules import Call
 from meta500.errors import UserError
 
@@ -21,10 +22,10 @@ def _drop(
         raise UserError(f"Dropout: ratio {ratio} is outside [0, 1)")
     if not is_floating(x.dtype):
         raise UserError(f"Dropout: data has type {x.dtype}, expected a float type")
-    if seed is not None:
-        # The seed of the node and the state of the network together: reproducible, yet new in every run.
-        rng = np.random.default_rng([abs(int(seed)), int(rng.integers(2**63))])
-    mask = rng.random(x.shape) >= ratio
+    if seed is None:
+        mask = rng.random(x.shape) >= ratio
+    else:
+        mask = np.asarray(seeded_legacy(rng, seed).uniform(0.0, 1.0, x.shape) >= ratio)
     scale = 1 / (1 - ratio)
     saved.update(mask=mask, scale=scale)
     return np.where(mask, x * x.dtype.type(scale), x.dtype.type(0)), mask
@@ -41,6 +42,10 @@ def dropout(
     saved: dict[str, Any],
 ) -> tuple[np.ndarray, np.ndarray]:
     """ONNX Dropout: output and mask (bool); identity unless ``training_mode``.
+
+    With ``seed`` the masks are those of ONNX's own cases: uniform numbers of ``np.random.RandomState(seed)``,
+    a stream that goes on from run to run and that nodes with the same seed share. The torch backend draws
+    the same.
 
     Raises:
         UserError: the ratio is outside [0, 1).

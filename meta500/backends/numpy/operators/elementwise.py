@@ -161,7 +161,8 @@ def _fitted(operator: str, a: np.ndarray, b: np.ndarray, broadcast: int, axis: i
     """``b`` in a shape that broadcasts to ``a`` by the rule of versions 1 and 6.
 
     Raises:
-        UserError: the shapes differ without ``broadcast``, or b is no contiguous part of a's shape.
+        UserError: the shapes differ without ``broadcast``, or b is no contiguous part of a's shape (with 1 in
+            place of any of its sizes, as ONNX's own cases have it).
     """
     if not broadcast:
         if a.shape != b.shape:
@@ -173,7 +174,8 @@ def _fitted(operator: str, a: np.ndarray, b: np.ndarray, broadcast: int, axis: i
     if b.size == 1 and b.ndim <= a.ndim:
         return b.reshape((1,) * a.ndim)
     start = a.ndim - b.ndim if axis is None else normal_axis(axis, a.ndim, operator)
-    if start < 0 or a.shape[start : start + b.ndim] != b.shape:
+    part = a.shape[start : start + b.ndim] if start >= 0 else ()
+    if len(part) != b.ndim or any(m not in (1, n) for m, n in zip(b.shape, part, strict=True)):
         raise UserError(f"{operator}: shape {b.shape} is no part of {a.shape} that begins at axis {start}")
     return b.reshape((1,) * start + b.shape + (1,) * (a.ndim - start - b.ndim))
 
@@ -351,87 +353,3 @@ def clip_attributes_vjp(call: Call, d: np.ndarray) -> Gradients:
     if high is not None:
         inside &= x <= high
     return (np.where(inside, d, 0),)
-
-
-# Types.
-
-_NUMPY_TYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool",
-    10: "float16", 11: "float64", 12: "uint32", 13: "uint64",
-}  # fmt: skip
-_EXTENDED_TYPES = {
-    16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz",
-    21: "uint4", 22: "int4", 23: "float4_e2m1fn", 25: "uint2", 26: "int2",
-}  # fmt: skip
-_TYPES = _NUMPY_TYPES | _EXTENDED_TYPES
-_SOURCES = {*_TYPES.values(), "float8_e8m0fnu"}
-_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
-
-
-def _rounded_to_odd(x: np.ndarray) -> np.ndarray:
-    """float64 as float32 whose last bit marks that something was cut off.
-
-    Rounding this further is exact, where rounding twice to the nearest is not (Boldo and Melquiond 2008).
-    """
-    y = x.astype(np.float32)
-    cut = (y != x) & np.isfinite(y)
-    y = np.where(cut & (np.abs(y) > np.abs(x)), np.nextafter(y, np.float32(0)), y)
-    return (y.view(np.uint32) | cut.astype(np.uint32)).view(np.float32)
-
-
-def _cast(operator: str, x: np.ndarray, name: str, saturate: int) -> np.ndarray:
-    if x.dtype.name not in _SOURCES or name not in _TYPES.values():
-        raise UserError(
-            f"{operator}: no cast from {x.dtype.name} to {name}; possible are {', '.join(_TYPES.values())}"
-        )
-    # Out of range is undefined for integers and infinite for floats: no warning either way.
-    with np.errstate(all="ignore"):
-        if name in _NUMPY_TYPES.values():
-            return x.astype(name, copy=False)
-        import ml_dtypes
-
-        dtype = np.dtype(getattr(ml_dtypes, name))
-        if x.dtype == dtype:
-            return x
-        if name.startswith(("bfloat", "float")):
-            x = _rounded_to_odd(x.astype(np.float64))
-        if name.startswith("float8") and saturate:
-            limit = float(ml_dtypes.finfo(dtype).max)
-            x = np.clip(x, -limit, limit)
-        return np.asarray(x).astype(dtype)
-
-
-@rules.rule("Cast", 6)
-def cast(x: np.ndarray, *, to: int, saturate: int = 1, round_mode: str = "up") -> np.ndarray:
-    """x in the type ``to`` (number of the ONNX element type), rounded once to the nearest, ties to even.
-
-    ``saturate`` concerns 8-bit floats, ``round_mode`` only float8_e8m0.
-
-    Raises:
-        UserError: strings, complex numbers, 6-bit floats, and float8_e8m0 as target.
-    """
-    return _cast("Cast", x, _TYPES.get(to, f"ONNX element type {to}"), saturate)
-
-
-@rules.rule("Cast", 1)
-def cast_named(x: np.ndarray, *, to: str) -> np.ndarray:
-    """Version 1: ``to`` is the name of the ONNX element type, such as "FLOAT"."""
-    return _cast("Cast", x, _NAMES.get(to.upper(), to.lower()), 1)
-
-
-@rules.rule("CastLike", 15)
-def cast_like(
-    x: np.ndarray, target_type: np.ndarray, *, saturate: int = 1, round_mode: str = "up"
-) -> np.ndarray:
-    """x in the type of the second input; as Cast."""
-    return _cast("CastLike", x, target_type.dtype.name, saturate)
-
-
-@cast.vjp
-@cast_named.vjp
-@cast_like.vjp
-def cast_vjp(call: Call, d: np.ndarray) -> Gradients:
-    """The cotangent in the type of x, between float types; nothing otherwise."""
-    x = call.inputs[0]
-    differentiable = is_floating(x.dtype) and is_floating(d.dtype)
-    return (d.astype(x.dtype) if differentiable else None, *(None,) * (len(call.inputs) - 1))

@@ -159,6 +159,8 @@ def softmax_cross_entropy_loss_vjp(
     if d_loss is not None:
         part, d_weights = _nll_gradients(call, d_loss, log_prob.shape)
         d_log = d_log + part
+    elif len(call.inputs) > 2 and call.inputs[2] is not None:
+        d_weights = np.zeros_like(call.inputs[2])  # the log-probabilities are not weighted
     d_scores = d_log - np.exp(log_prob) * d_log.sum(axis=1, keepdims=True)
     return (d_scores, None, d_weights)[: len(call.inputs)]
 

@@ -26,6 +26,16 @@ def _softmax(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return exponent / exponent.sum(axis=axes, keepdims=True)
 
 
+def _stepwise_softmax(x: np.ndarray, axes: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Softmax of float32 numbers, each step rounded to ``kind`` as in the function body that defines it."""
+
+    def rounded(a: np.ndarray) -> np.ndarray:
+        return a.astype(kind).astype(np.float32)
+
+    exponent = rounded(np.exp(rounded(x - x.max(axis=axes, keepdims=True))))
+    return exponent / rounded(exponent.sum(axis=axes, keepdims=True))
+
+
 def _softmax_gradient(d: np.ndarray, y: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return y * (d - (d * y).sum(axis=axes, keepdims=True))
 
@@ -44,13 +54,20 @@ def _hardmax(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return hot.reshape(x.shape) if len(axes) > 1 else np.moveaxis(hot, -1, axes[0])
 
 
-def _register_softmax(operator: str, function: Any, gradient: Any) -> None:
+def _register_softmax(operator: str, function: Any, gradient: Any, stepwise: Any = None) -> None:
     def run(x: np.ndarray, axes: tuple[int, ...], saved: dict[str, Any]) -> np.ndarray:
         saved["axes"] = axes
         return function(x, axes) if x.size else x
 
     def one_axis(x: np.ndarray, *, axis: int = -1, saved: dict[str, Any]) -> np.ndarray:
         return run(x, (normal_axis(axis, x.ndim, operator),), saved)
+
+    def narrow(x: np.ndarray, *, axis: int = -1, saved: dict[str, Any]) -> np.ndarray:
+        if x.dtype.name not in ("float16", "bfloat16") or not x.size:
+            return numeric(one_axis)(x, axis=axis, saved=saved)
+        saved["axes"] = (normal_axis(axis, x.ndim, operator),)
+        with np.errstate(all="ignore"):
+            return np.asarray(stepwise(x.astype(np.float32), saved["axes"], x.dtype).astype(x.dtype))
 
     def coerced(x: np.ndarray, *, axis: int = 1, saved: dict[str, Any]) -> np.ndarray:
         first = normal_axis(axis, x.ndim, operator, limit=x.ndim)
@@ -63,11 +80,13 @@ def _register_softmax(operator: str, function: Any, gradient: Any) -> None:
     one_axis.__doc__ = f"ONNX {operator} along one axis."
     coerced.__name__ = f"{operator.lower()}_coerced"
     coerced.__doc__ = f"{operator} before version 13: over all axes from ``axis`` on, taken as one."
-    for since, forward in ((13, one_axis), (1, coerced)):
-        rules.rule(operator, since)(numeric(forward)).vjp(numeric_vjp(backward))
+    narrow.__name__, narrow.__doc__ = one_axis.__name__, one_axis.__doc__
+    newest = narrow if stepwise else numeric(one_axis)
+    for since, forward in ((13, newest), (1, numeric(coerced))):
+        rules.rule(operator, since)(forward).vjp(numeric_vjp(backward))
 
 
-_register_softmax("Softmax", _softmax, _softmax_gradient)
+_register_softmax("Softmax", _softmax, _softmax_gradient, _stepwise_softmax)
 _register_softmax("LogSoftmax", log_softmax, _log_softmax_gradient)
 _register_softmax("Hardmax", _hardmax, lambda d, y, axes: np.zeros_like(y))
 
@@ -249,7 +268,7 @@ def batch_normalization_vjp(call: Call, *cotangents: np.ndarray | None) -> Gradi
                     if d is not None:
                         share = d.reshape(gain.shape) * (factor / count)
                         d_x = d_x + (share if i % 2 == 0 else share * 2 * normal / inverse)
-            d_mean, d_var = (None if d is None else d * momentum for d in wide[1:3])
+            d_mean, d_var = (np.zeros_like(d_shift) if d is None else d * momentum for d in wide[1:3])
         else:
             d_x = d_normal * inverse
             if call.needs[3]:

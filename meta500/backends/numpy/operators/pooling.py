@@ -7,6 +7,7 @@ of the size of all windows is ever built.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ def _windows(
     dilations: tuple[int, ...] | None,
     auto_pad: str,
     ceil_mode: int,
+    include_pad: bool = False,
 ) -> Windows:
     """Windows of a pooling over x (N, C, *spatial).
 
@@ -47,7 +49,7 @@ def _windows(
             f"(N, C, D1, ...) and one kernel size per spatial axis"
         )
     windows = sliding(operator, x.shape[2:], kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
-    for axis, counts in enumerate(windows.counts(x.shape[2:], include_pad=False)):
+    for axis, counts in enumerate(windows.counts(x.shape[2:], include_pad=include_pad)):
         if not np.all(counts):
             raise UserError(
                 f"{operator}: window {int(np.argmin(counts))} along spatial axis {axis} lies in the padding "
@@ -69,10 +71,35 @@ def _scattered(parts: Any, x: np.ndarray, windows: Windows, dtype: np.dtype) -> 
     return unpadded(buffer, windows, x.shape[2:])
 
 
+def _maxima(
+    xp: np.ndarray, y: np.ndarray, windows: Windows, spatial: tuple[int, ...]
+) -> Iterator[np.ndarray]:
+    """For every position in the kernel, the windows whose maximum lies there; each window has one.
+
+    It is the first one in the order of the kernel, of several NaN the last (as in PyTorch), never padding.
+    """
+    free = np.ones(y.shape, bool)
+    if np.all(y > _lowest(y.dtype)):
+        for _, places in windows.offsets():
+            hit = free & (xp[ALL + places] == y)
+            yield hit
+            np.logical_and(free, ~hit, out=free)
+        return
+    # Padding equals the lowest value, NaN nothing: find the position of each maximum beforehand.
+    inside = padded(np.ones((1, 1, *spatial), bool), windows, False)
+    nan = np.isnan(y)
+    chosen = np.full(y.shape, -1)
+    for number, (_, places) in enumerate(windows.offsets()):
+        part, real = xp[ALL + places], inside[ALL + places]
+        chosen = np.where(real & (((chosen < 0) & (part == y)) | (nan & np.isnan(part))), number, chosen)
+    for number in range(math.prod(windows.kernel)):
+        yield chosen == number
+
+
 def _indices(
     xp: np.ndarray, y: np.ndarray, windows: Windows, x: np.ndarray, storage_order: int
 ) -> np.ndarray:
-    """Flat index in x of every maximum: the first one in the order of the kernel."""
+    """Flat index in x of every maximum: the first one in the order of the kernel, the last NaN."""
     spatial = x.shape[2:]
     steps = [1] * len(spatial)
     order = range(1, len(spatial)) if storage_order else reversed(range(len(spatial) - 1))
@@ -80,16 +107,13 @@ def _indices(
         other = axis - 1 if storage_order else axis + 1
         steps[axis] = steps[other] * spatial[other]
     result = np.zeros(y.shape, np.int64)
-    free = np.ones(y.shape, bool)
-    for index, places in windows.offsets():
+    for (index, _), hit in zip(windows.offsets(), _maxima(xp, y, windows, spatial), strict=True):
         here = np.zeros(windows.outputs, np.int64)
         for axis, k in enumerate(index):
             line = np.arange(windows.outputs[axis]) * windows.strides[axis]
             line = line + (k * windows.dilations[axis] - windows.begins[axis])
             here = here + (line * steps[axis]).reshape(-1, *(1,) * (len(spatial) - 1 - axis))
-        hit = free & (xp[ALL + places] == y)
         result = np.where(hit, here, result)
-        free &= ~hit
     planes = np.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *(1,) * len(spatial))
     return result + planes * math.prod(spatial)
 
@@ -133,7 +157,7 @@ def max_pool(
 def max_pool_vjp(
     call: Call, d: np.ndarray | None, d_indices: np.ndarray | None = None
 ) -> tuple[np.ndarray | None, ...]:
-    """The cotangent goes to the first maximum of its window, in the order of the kernel."""
+    """The cotangent goes to the first maximum of its window, in the order of the kernel, or the last NaN."""
     x, y, windows = call.inputs[0], call.outputs[0], call.saved["windows"]
     if d is None:
         return (None,)
@@ -141,11 +165,8 @@ def max_pool_vjp(
     xp = padded(x, windows, _lowest(x.dtype))
 
     def parts() -> Any:
-        free = np.ones(y.shape, bool)
-        for _, places in windows.offsets():
-            hit = free & (xp[ALL + places] == y)
+        for hit in _maxima(xp, y, windows, x.shape[2:]):
             yield np.where(hit, cotangent, 0)
-            np.logical_and(free, ~hit, out=free)
 
     return (_scattered(parts(), x, windows, d.dtype),)
 
@@ -187,7 +208,9 @@ def average_pool(
     Raises:
         UserError: attributes do not fit, or a window lies in the padding only.
     """
-    windows = _windows("AveragePool", x, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
+    windows = _windows(
+        "AveragePool", x, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode, bool(count_include_pad)
+    )
     return _averaged(x, windows, count_include_pad, saved)
 
 
@@ -298,13 +321,11 @@ def global_max_pool(x: np.ndarray) -> np.ndarray:
 @global_max_pool.vjp
 @numeric_vjp
 def global_max_pool_vjp(call: Call, d: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The cotangent goes to the first maximum, as in MaxPool."""
+    """The cotangent is shared by equal maxima, as in ReduceMax."""
     x = call.inputs[0]
-    flat = x.reshape(*x.shape[:2], -1)
-    d_x = np.zeros_like(flat)
-    places = flat.argmax(axis=2)[..., None]
-    np.put_along_axis(d_x, places, d.reshape(places.shape), axis=2)
-    return (d_x.reshape(x.shape),)
+    maxima = x == call.outputs[0]
+    count = maxima.sum(axis=tuple(range(2, x.ndim)), keepdims=True)
+    return (np.where(maxima, d / np.maximum(count, 1), 0),)
 
 
 @rules.rule("GlobalLpPool")

@@ -101,7 +101,8 @@ def celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
 @rules.rule("ThresholdedRelu", since=10)
 def thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ONNX ThresholdedRelu: ``x`` where ``x > alpha``, else 0."""
-    return F.threshold(x, alpha, 0.0)
+    # F.threshold keeps NaN, which is not above alpha.
+    return torch.where(x > alpha, x, 0.0)
 
 
 @rules.rule("HardSigmoid", since=1)
@@ -189,8 +190,19 @@ def softmax_1(x: Tensor, *, axis: int = 1) -> Tensor:
 
 @rules.rule("Softmax", since=13)
 def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    """ONNX Softmax: ``exp(x)`` normalised along one axis."""
+    """ONNX Softmax: ``exp(x)`` normalised along one axis; 16-bit floats as :func:`stepwise_softmax`."""
+    if x.dtype in (torch.float16, torch.bfloat16) and x.numel():
+        return stepwise_softmax(x, axis)
     return torch.softmax(x, axis)
+
+
+def stepwise_softmax(x: Tensor, axis: int) -> Tensor:
+    """Softmax whose exponential, sum and quotient are each rounded to the type of ``x``.
+
+    The function body that defines Softmax from version 13 on rounds there; torch's kernel rounds once.
+    """
+    exponent = torch.exp(x - x.amax(axis, keepdim=True).detach())
+    return exponent / exponent.sum(axis, keepdim=True)
 
 
 @rules.rule("LogSoftmax", since=1)

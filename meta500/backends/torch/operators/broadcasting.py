@@ -11,7 +11,8 @@ def aligned(operator: str, a: Tensor, b: Tensor, broadcast: int, axis: int | Non
     """``b`` reshaped so that numpy's broadcasting against ``a`` does what ONNX Add-1 and -6 describe.
 
     With ``broadcast``, ``b`` has one element, or its shape is a run of the axes of ``a`` starting at ``axis``
-    (at the end of ``a`` without ``axis``). Without it both have the same shape.
+    (at the end of ``a`` without ``axis``), with 1 in place of any of their sizes, as ONNX's own cases have
+    it. Without it both have the same shape.
 
     Raises:
         UserError: the shapes fit neither way.
@@ -22,7 +23,9 @@ def aligned(operator: str, a: Tensor, b: Tensor, broadcast: int, axis: int | Non
     if broadcast and b.numel() == 1 and b.ndim <= a.ndim:
         return b.reshape(())
     start = a.ndim - b.ndim if axis is None else axis + a.ndim if axis < 0 else axis
-    if broadcast and 0 <= start <= a.ndim - b.ndim and left[start : start + b.ndim] == right:
+    part = left[start : start + b.ndim] if start >= 0 else ()
+    fits = len(part) == b.ndim and all(m in (1, n) for m, n in zip(right, part, strict=True))
+    if broadcast and fits:
         return b.reshape(right + (1,) * (a.ndim - start - b.ndim))
     raise UserError(
         f"{operator}: shapes {left} and {right} do not fit with broadcast={broadcast} and axis={axis} "

@@ -1,4 +1,4 @@
-"""Operators that make tensors, tell their sizes, or change their element type.
+"""Operators that make tensors or tell their sizes.
 
 Constant and ConstantOfShape have no input that names a device: what they make lies on torch's current default
 device (``with torch.device(...)``), a given ``value`` where it is.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meta500.backends.torch.operators import rules
-from meta500.errors import UserError, choose
+from meta500.errors import UserError
 
 Ints = tuple[int, ...]
 
@@ -34,12 +34,6 @@ TORCH_TYPE = {
     16: torch.bfloat16,
 }
 """torch's dtype for each number in ``onnx.TensorProto.DataType`` that the torch backend computes with."""
-
-# Cast-1 names its target.
-_NAMED_TYPE = {
-    "FLOAT": 1, "UINT8": 2, "INT8": 3, "UINT16": 4, "INT16": 5, "INT32": 6, "INT64": 7, "BOOL": 9,
-    "FLOAT16": 10, "DOUBLE": 11, "UINT32": 12, "UINT64": 13,
-}  # fmt: skip
 
 
 @rules.rule("Constant", since=1)
@@ -98,38 +92,3 @@ def shape_1(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
 def size(x: Tensor) -> Tensor:
     """ONNX Size: the number of elements (int64 scalar)."""
     return torch.tensor(x.numel(), dtype=torch.int64, device=x.device)
-
-
-@rules.rule("Cast", since=1)
-def cast_1(x: Tensor, *, to: str) -> Tensor:
-    """ONNX Cast-1, whose target type is named."""
-    if to not in _NAMED_TYPE:
-        choose("Cast type", to, _NAMED_TYPE)
-    return x.to(TORCH_TYPE[_NAMED_TYPE[to]])
-
-
-@rules.rule("Cast", since=6)
-def cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    """ONNX Cast to the type with number ``to``; integers out of range lose their upper bits.
-
-    ``saturate`` and ``round_mode`` concern 8-bit floats only, which are refused.
-
-    Raises:
-        UserError: strings, 8-bit and smaller floats, 4- and 2-bit integers.
-    """
-    if to not in TORCH_TYPE:
-        known = ", ".join(f"{number} ({str(dtype)[6:]})" for number, dtype in TORCH_TYPE.items())
-        raise UserError(f"Cast: the torch backend has no element type number {to}; it has {known}")
-    return x.to(TORCH_TYPE[to])
-
-
-@rules.rule("CastLike", since=15)
-def cast_like(x: Tensor, target: Tensor, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    """ONNX CastLike: the first input in the dtype of the second; see ``cast``.
-
-    Raises:
-        UserError: the second input has a type that ``cast`` refuses.
-    """
-    if target.dtype not in TORCH_TYPE.values():
-        raise UserError(f"CastLike: the torch backend does not cast to {str(target.dtype)[6:]}")
-    return x.to(target.dtype)

@@ -207,8 +207,10 @@ def abs_1(x: Tensor) -> Tensor:
 
 @rules.rule("Sign", since=9)
 def sign(x: Tensor) -> Tensor:
-    """ONNX Sign: -1, 0 or 1; NaN becomes 0 as in torch, ONNX says nothing of it."""
-    return (x != 0).to(x.dtype) if x.dtype in UNSIGNED else torch.sign(x)
+    """ONNX Sign: -1, 0 or 1; NaN stays NaN as in numpy, ONNX says nothing of it."""
+    if x.dtype in UNSIGNED:
+        return (x != 0).to(x.dtype)
+    return torch.where(x.isnan(), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
 
 
 @rules.rule("Reciprocal", since=1)

@@ -29,7 +29,8 @@ def _wants_gradient(weights: Tensor | None) -> bool:
 def _picked(log_prob: Tensor, labels: Tensor, weights: Tensor | None, ignored: int, reduction: str) -> Tensor:
     """The weighted negative log-probabilities of the labels, reduced."""
     if weights is None or not _wants_gradient(weights):
-        return F.nll_loss(log_prob, labels, weights, ignore_index=ignored, reduction=reduction)
+        # The backward of the kernel for images refuses other layouts.
+        return F.nll_loss(log_prob.contiguous(), labels, weights, ignore_index=ignored, reduction=reduction)
     # The kernel has no gradient for weights.
     kept = labels != ignored
     classes = torch.where(kept, labels, 0)

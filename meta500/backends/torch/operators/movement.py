@@ -262,7 +262,10 @@ def _sliced(
     window = [slice(None)] * x.ndim
     backward = []
     for axis, start, end, step in zip(chosen, starts, ends, strides, strict=True):
-        first, last, _ = slice(start, end, step).indices(x.shape[axis])
+        size = x.shape[axis]
+        # ONNX begins a backward slice from before the first element at the first one, Python takes nothing.
+        start = max(start, -size) if step < 0 else start
+        first, last, _ = slice(start, end, step).indices(size)
         count = len(range(first, last, step))
         if step > 0 or not count:
             window[axis] = slice(first, first + (count - 1) * step + 1, step) if count else slice(0, 0)
@@ -346,7 +349,7 @@ def pad_2(x: Tensor, *, pads: Ints, mode: str = "constant", value: float = 0.0) 
 def pad_11(
     x: Tensor,
     pads: Ints,
-    constant_value: Scalar | None = None,
+    constant_value: Scalar | Tensor | None = None,
     axes: Ints | None = None,
     *,
     mode: str = "constant",
@@ -357,5 +360,14 @@ def pad_11(
     Raises:
         UserError: see ``padding.pad``; an unknown mode.
     """
-    value = 0 if constant_value is None else single("Pad", "constant_value", constant_value)
-    return _pad_all(x, pads, axes, mode, value, _PAD_MODES if since_version >= 19 else _PAD_MODES[:3])
+    modes = _PAD_MODES if since_version >= 19 else _PAD_MODES[:3]
+    if not isinstance(constant_value, Tensor):
+        value = 0 if constant_value is None else single("Pad", "constant_value", constant_value)
+        return _pad_all(x, pads, axes, mode, value, modes)
+    if constant_value.numel() != 1:
+        shape = list(constant_value.shape)
+        raise UserError(f"Pad: constant_value has shape {shape}, it should be a single value")
+    padded = _pad_all(x, pads, axes, mode, 0, modes)
+    # With a gradient for the value: it times what was padded.
+    inside = _pad_all(torch.ones_like(x, requires_grad=False), pads, axes, mode, 0, modes)
+    return torch.where(inside == 0, constant_value.reshape(()).to(x.dtype), padded)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meta500.backends.numpy.operators.seeding import seeded_legacy
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.operators.literals import single
 from meta500.errors import UserError
@@ -66,7 +69,7 @@ def _batch_norm(
         y = torch.batch_norm(x, scale, bias, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled)
         if n_outputs == 1:
             return y
-        batch_mean = x.detach().mean([a for a in range(x.ndim) if a != 1])
+        batch_mean = x.mean([a for a in range(x.ndim) if a != 1])
         running_mean = mean * momentum + batch_mean * (1 - momentum)
         running_var = var * momentum
     else:
@@ -76,10 +79,41 @@ def _batch_norm(
         sample_var = var.detach() * (count / (count - 1))
         y = F.batch_norm(x, running_mean, sample_var, scale, bias, True, 1 - momentum, epsilon)
         running_var = sample_var * ((count - 1) / count)
+        if torch.is_grad_enabled() and (x.requires_grad or mean.requires_grad or var.requires_grad):
+            running_mean, running_var = _Running.apply(x, mean, var, running_mean, running_var, momentum)
     if n_outputs <= 3:
         return y, running_mean, running_var
     spread, centre = torch.var_mean(x, [a for a in range(x.ndim) if a != 1], correction=0)
     return y, running_mean, running_var, centre, spread
+
+
+class _Running(torch.autograd.Function):
+    """Hands through the running statistics that a kernel computed and gives them the gradient it lacks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, var: Tensor, new_mean: Tensor, new_var: Tensor, momentum: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        ctx.momentum, ctx.dtype = momentum, mean.dtype
+        ctx.set_materialize_grads(False)
+        return new_mean.view_as(new_mean), new_var.view_as(new_var)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        momentum, axes = ctx.momentum, [a for a in range(x.ndim) if a != 1]
+        share, column = (1 - momentum) * x.shape[1] / x.numel(), (-1, *(1,) * (x.ndim - 2))
+        d_mean, d_var = cotangents
+        d_x = None
+        if d_mean is not None:
+            d_x = (d_mean.to(x.dtype) * share).reshape(column).expand_as(x)
+        if d_var is not None:
+            centred = x - x.mean(axes, keepdim=True)
+            part = (d_var.to(x.dtype) * (2 * share)).reshape(column) * centred
+            d_x = part if d_x is None else d_x + part
+        old = [None if d is None else d * momentum for d in cotangents]
+        return d_x, *old, None, None, None
 
 
 def _activation_norm(
@@ -106,8 +140,8 @@ def _activation_norm(
     y = (x - centre) * torch.rsqrt(spread + epsilon) * scale + bias
     if n_outputs == 1:
         return y
-    running_mean = mean * momentum + centre.detach() * (1 - momentum)
-    running_var = var * momentum + spread.detach() * (1 - momentum)
+    running_mean = mean * momentum + centre * (1 - momentum)
+    running_var = var * momentum + spread * (1 - momentum)
     return y, running_mean, running_var, centre, spread
 
 
@@ -169,8 +203,7 @@ def batch_normalization(
 ) -> Tensor | tuple[Tensor, ...]:
     """ONNX BatchNormalization: (N, C, D1..Dn) and four (C) -> Y[, running mean (C), running var (C)].
 
-    ``running = input * momentum + batch * (1 - momentum)`` with the population variance of the batch. The
-    running statistics carry no gradient.
+    ``running = input * momentum + batch * (1 - momentum)`` with the population variance of the batch.
 
     Raises:
         UserError: running statistics are wanted in inference mode, which ONNX forbids.
@@ -192,6 +225,9 @@ def instance_normalization(
     epsilon: float = EPSILON,
 ) -> Tensor:
     """ONNX InstanceNormalization: (N, C, D1..Dn), (C), (C) -> the shape of X, each plane on its own."""
+    if not x.numel():
+        broadcast = (1, -1, *(1,) * (x.ndim - 2))
+        return x * scale.reshape(broadcast) + bias.reshape(broadcast)
     # F.instance_norm refuses planes of one element, whose variance of 0 ONNX does define.
     return torch.instance_norm(x, scale, bias, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled)
 
@@ -237,6 +273,8 @@ def layer_normalization(
 @rules.rule("LRN", since=1)
 def lrn(x: Tensor, *, size: int, alpha: float = ALPHA, beta: float = 0.75, bias: float = 1.0) -> Tensor:
     """ONNX LRN: ``x / (bias + alpha / size * sum of squares of size channels around)**beta``."""
+    if not x.numel():
+        return x.clone()
     wide = x if x.dtype is torch.float64 else x.to(torch.float32)
     squares = F.pad(wide.square().reshape(x.shape[0], 1, x.shape[1], -1), (0, 0, (size - 1) // 2, size // 2))
     mean = F.avg_pool2d(squares, (size, 1), 1).reshape(x.shape)
@@ -259,6 +297,27 @@ def _dropped(
     scale.mul_(1 / (1 - ratio))
     y = x * scale
     return y if n_outputs == 1 else (y, scale.to(torch.bool))
+
+
+def _dropped_as_onnx(
+    x: Tensor, ratio: float, rng: torch.Generator | None, n_outputs: int, seed: int
+) -> Tensor | tuple[Tensor, Tensor]:
+    """As ``_dropped``, with a mask from the host that the numpy backend draws too."""
+    if not 0 <= ratio < 1:
+        raise UserError(f"Dropout: ratio is {ratio}; it must be at least 0 and below 1")
+    if not x.is_floating_point():
+        raise UserError(f"Dropout: data has type {str(x.dtype)[6:]}, expected a float type")
+    mask = _mask_as_onnx(tuple(x.shape), ratio, rng, seed).to(x.device)
+    scale = torch.full((), 1 / (1 - ratio), dtype=x.dtype, device=x.device)
+    y = torch.where(mask, x * scale, torch.zeros_like(scale))
+    return y if n_outputs == 1 else (y, mask)
+
+
+@torch.compiler.disable
+def _mask_as_onnx(shape: Ints, ratio: float, rng: torch.Generator | None, seed: int) -> Tensor:
+    """What is kept; drawn on the host, outside of compiled graphs."""
+    stream = np.random.RandomState(int(seed) % 2**32) if rng is None else seeded_legacy(rng, seed)
+    return torch.from_numpy(np.asarray(stream.uniform(0.0, 1.0, shape) >= ratio))
 
 
 @rules.rule("Dropout", since=1)
@@ -304,19 +363,16 @@ def dropout(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """ONNX Dropout: in training mode drops with probability ``ratio`` (0.5 where absent).
 
-    With ``seed`` every call draws the same mask, as in ONNX's reference evaluator; the network instead gives
-    a node with a seed a generator of its own, so that its masks differ from step to step.
+    With ``seed`` the masks are those of ONNX's own cases and of the numpy backend: uniform numbers of
+    ``np.random.RandomState(seed)``, drawn on the host. The stream goes on from call to call with one ``rng``,
+    and nodes with the same seed share it; without ``rng`` every call draws the same mask.
 
     Raises:
-        UserError: a ratio outside [0, 1); a seed in a compiled graph, which cannot make a generator.
+        UserError: a ratio outside [0, 1).
     """
     if training_mode is None or not single("Dropout", "training_mode", training_mode):
         return x if n_outputs == 1 else (x, torch.ones_like(x, dtype=torch.bool, requires_grad=False))
-    if seed is not None:
-        if torch.compiler.is_compiling():
-            raise UserError(
-                "Dropout: the seed attribute needs mode='eager'; drop it to use the network's seed"
-            )
-        rng = torch.Generator(device=x.device)
-        rng.manual_seed(seed)
-    return _dropped(x, 0.5 if ratio is None else single("Dropout", "ratio", ratio), rng, n_outputs)
+    ratio = 0.5 if ratio is None else single("Dropout", "ratio", ratio)
+    if seed is None:
+        return _dropped(x, ratio, rng, n_outputs)
+    return _dropped_as_onnx(x, ratio, rng, n_outputs, seed)

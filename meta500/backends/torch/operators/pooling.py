@@ -107,11 +107,13 @@ def max_pool(
         return y if y.dtype == x.dtype else y.to(x.dtype)
     y, places = function(values, kernel, strides, padding, dilations, ceil, return_indices=True)
     lead = (0,) * rank if direct else begin
-    indices = _whole_tensor_indices(places, x, tuple(values.shape[2:]), lead, storage_order)
+    indices = _whole_tensor_indices(places, x, tuple(values.shape[2:]), lead, dilations, storage_order)
     return y.to(x.dtype), indices
 
 
-def _whole_tensor_indices(places: Tensor, x: Tensor, padded: Ints, begin: Ints, storage_order: int) -> Tensor:
+def _whole_tensor_indices(
+    places: Tensor, x: Tensor, padded: Ints, begin: Ints, dilations: Ints, storage_order: int
+) -> Tensor:
     """ONNX's indices from torch's, which count row by row inside each plane of the padded input."""
     sizes = tuple(x.shape[2:])
     if storage_order or padded != sizes:
@@ -119,6 +121,8 @@ def _whole_tensor_indices(places: Tensor, x: Tensor, padded: Ints, begin: Ints, 
         inside = torch.zeros_like(places)
         for axis in reversed(range(len(sizes))):
             coordinate = places % padded[axis] - begin[axis]
+            # A window of -inf alone has its first maximum in the padding: its first tap inside stands for it.
+            coordinate = torch.where(coordinate < 0, coordinate % dilations[axis], coordinate)
             places = torch.div(places, padded[axis], rounding_mode="floor")
             inside = inside + coordinate * strides[axis]
     else:
@@ -157,7 +161,8 @@ def average_pool(
     out = pooled_sizes(name, auto_pad, sizes, begin, end, kernel, strides, dilations, ceil_mode)
     # avg_pool3d wants the window to fit without padding, too.
     large = rank < 3 or all(n >= k for n, k in zip(sizes, kernel, strict=True))
-    if max(dilations) == 1 and large and _fits_torch(begin, end, kernel):
+    # Nor do its functions take a tensor without channels.
+    if max(dilations) == 1 and large and x.numel() and _fits_torch(begin, end, kernel):
         return _AVERAGE[rank - 1](x, kernel, strides, begin, bool(ceil_mode), bool(count_include_pad))
 
     low, high = (0,) * rank, sizes

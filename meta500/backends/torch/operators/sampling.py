@@ -236,8 +236,14 @@ def _sources(axis: Axis, mode: str) -> Reals:
 
 
 def _nearest(axis: Axis, filter_: Filter) -> NDArray[np.int64]:
-    """The nearest input position for every output position, those beyond an end moved onto it."""
+    """The nearest input position for every output position, those beyond an end moved onto it.
+
+    Scales are float32, in which 2/3 is not exact: a source within that accuracy of a whole or half number
+    counts as this number.
+    """
     x = _sources(axis, filter_.coordinate_transformation_mode)
+    halves = np.rint(2 * x)
+    x = np.where(np.abs(2 * x - halves) <= 2.0**-21 * np.maximum(np.abs(halves), 1), halves / 2, x)
     rounded = {
         "floor": np.floor(x),
         "ceil": np.ceil(x),
