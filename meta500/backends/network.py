@@ -29,6 +29,7 @@ from meta500.graph.operation import Operation
 from meta500.graph.types import TensorType, ValueType, is_floating
 
 GRADIENT_PREFIX = "grad/"
+_DIFFERENTIABLE = ("float16", "bfloat16", "float32", "float64")
 NATIVE, HOST, UNSUPPORTED = "native", "host", "unsupported"
 
 
@@ -405,8 +406,11 @@ class Network(ABC):
     @staticmethod
     def _check_cotangent(loss: str, dtype: Any, shape: Sequence[int], cotangent: np.ndarray | None) -> None:
         """Raises UserError unless ``loss`` can be differentiated with this cotangent."""
-        if "float" not in str(dtype):
-            raise UserError(f"'{loss}' is {dtype}; only floating-point outputs have gradients")
+        kind = str(dtype).removeprefix("torch.")
+        if kind not in _DIFFERENTIABLE:
+            raise UserError(
+                f"'{loss}' is {kind}; only outputs of type {', '.join(_DIFFERENTIABLE)} have gradients"
+            )
         if cotangent is None and math.prod(shape) != 1:
             raise UserError(f"the loss '{loss}' must be a scalar, it has shape {list(shape)}")
         if cotangent is not None and tuple(np.shape(cotangent)) != tuple(shape):
@@ -518,7 +522,10 @@ ENTRY_POINTS = "meta500.backends"
 _BACKENDS: dict[str, str] = {
     "numpy": "meta500.backends.numpy.network:NumpyNetwork",
     "torch": "meta500.backends.torch.network:TorchNetwork",
+    "onnxruntime": "meta500.backends.onnxruntime.network:OnnxRuntimeNetwork",
 }
+# Packages that come with an extra of this one.
+_EXTRAS = {"onnxruntime": "meta500[onnxruntime]"}
 
 
 def register(name: str, target: str) -> None:
@@ -552,7 +559,8 @@ def backend_class(name: str) -> type[Network]:
         missing = error.name or ""
         if missing.split(".")[0] == "meta500":
             raise
-        raise UserError(f"backend '{name}' needs the package '{missing}': pip install {missing}") from None
+        wanted = _EXTRAS.get(missing, missing)
+        raise UserError(f"backend '{name}' needs the package '{missing}': pip install {wanted}") from None
     return cls
 
 

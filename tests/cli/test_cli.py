@@ -72,7 +72,7 @@ def test_importing_and_help_load_nothing_heavy(tmp_path):
 
 def test_info(tmp_path):
     text = meta500("info", cwd=tmp_path).stdout
-    assert "backends: numpy, torch" in text and "digits_cnn" in text
+    assert "backends: numpy, onnxruntime, torch" in text and "digits_cnn" in text
     found = json.loads(meta500("info", "--json", cwd=tmp_path).stdout)
     assert found["environment"]["cpu"]["model"] and "adam" in found["optimizers"]
 
