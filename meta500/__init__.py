@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from meta500 import backends, benchmarks, datasets, graph, metrics, models, optimizers
+    from meta500 import backends, benchmarks, custom, datasets, graph, metrics, models, optimizers
     from meta500.backends.network import Network, backend_names, coverage, network
+    from meta500.benchmarks.operators.custom import check_operator
+    from meta500.custom import load_operators
     from meta500.errors import UnsupportedOperation, UserError
     from meta500.graph import Model, load
     from meta500.metrics import Runner
     from meta500.models import from_torch
 
-_ROOMS = ("backends", "benchmarks", "datasets", "graph", "metrics", "models", "optimizers")
+_ROOMS = ("backends", "benchmarks", "custom", "datasets", "graph", "metrics", "models", "optimizers")
 _NAMES = {
     "Model": "meta500.graph",
     "Network": "meta500.backends.network",
@@ -26,9 +28,11 @@ _NAMES = {
     "UnsupportedOperation": "meta500.errors",
     "UserError": "meta500.errors",
     "backend_names": "meta500.backends.network",
+    "check_operator": "meta500.benchmarks.operators.custom",
     "coverage": "meta500.backends.network",
     "from_torch": "meta500.models",
     "load": "meta500.graph",
+    "load_operators": "meta500.custom",
     "network": "meta500.backends.network",
 }
 
@@ -42,11 +46,14 @@ __all__ = [
     "backend_names",
     "backends",
     "benchmarks",
+    "check_operator",
     "coverage",
+    "custom",
     "datasets",
     "from_torch",
     "graph",
     "load",
+    "load_operators",
     "metrics",
     "models",
     "network",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from meta500.cli import bench, compare, info, train
+from meta500.cli import bench, compare, diff, info, operators, train
 
 application = typer.Typer(
     name="meta500",
@@ -38,4 +38,6 @@ def options(
 application.command("bench")(bench.bench)
 application.command("train")(train.train)
 application.command("compare")(compare.compare)
+application.command("diff")(diff.diff)
+application.command("operators")(operators.operators)
 application.command("info")(info.info)

@@ -1,4 +1,4 @@
-"""Plots for papers: training curves, bars with intervals, and ratios with intervals.
+"""Plots for papers: training curves, bars and ratios with intervals, rooflines and heat maps of errors.
 
 `plots_from_run` makes all plots of a run folder again; the other functions take plain data, rows or
 frames, and either draw a figure (``draw_...``) or write files and return their paths
@@ -23,26 +23,45 @@ from meta500.metrics.plots.from_rows import (
     plots_from_run,
     ratios_from_rows,
 )
+from meta500.metrics.plots.heatmap import Cell, cells_from_rows, draw_heatmap, heatmap_plots
+from meta500.metrics.plots.roofline import (
+    Limits,
+    Point,
+    draw_roofline,
+    limits_from_rows,
+    points_from_rows,
+    roofline_plots,
+)
 from meta500.metrics.plots.style import PALETTE, save
 
 __all__ = [
     "PALETTE",
     "Bar",
+    "Cell",
     "Curve",
+    "Limits",
     "Panel",
+    "Point",
     "Ratio",
     "as_rows",
     "bar_plot",
     "bars_from_rows",
+    "cells_from_rows",
     "curve_plots",
     "curves_from_rows",
     "draw_bars",
     "draw_curves",
+    "draw_heatmap",
     "draw_ratios",
+    "draw_roofline",
     "four_panels",
+    "heatmap_plots",
+    "limits_from_rows",
     "plots_from_run",
+    "points_from_rows",
     "ratio_plot",
     "ratios_from_rows",
+    "roofline_plots",
     "running_mean",
     "save",
 ]

@@ -13,6 +13,8 @@ import numpy as np
 from meta500.errors import UserError
 from meta500.metrics.plots.bars import Bar, Ratio, bar_plot, ratio_plot
 from meta500.metrics.plots.curves import Curve, curve_plots, four_panels
+from meta500.metrics.plots.heatmap import heatmap_plots
+from meta500.metrics.plots.roofline import roofline_plots
 from meta500.metrics.rows import KINDS, NO_VALUE_VERDICTS, Row
 
 if TYPE_CHECKING:
@@ -111,7 +113,8 @@ def plots_from_run(folder: Any, formats: Sequence[str] = ("png", "pdf")) -> list
     - loss and accuracy of training runs: see `curve_plots`;
     - "time-LEVEL-PHASE" and "throughput-...", "peak_memory-...", "first_call-...": bars with
       intervals, one file per level, phase and protocol, with "-2", "-3" ... for further pages;
-    - "ratio-LEVEL-BASELINE": ratios with intervals.
+    - "ratio-LEVEL-BASELINE": ratios with intervals;
+    - "roofline-PHASE-DTYPE" and "errors": of operators, see `roofline_plots` and `heatmap_plots`.
 
     Args:
         folder: a path or a RunFolder.
@@ -131,7 +134,8 @@ def plots_from_run(folder: Any, formats: Sequence[str] = ("png", "pdf")) -> list
         # The fetching of batches is not worth a figure of its own.
         chosen = [r for r in rows if r.quantity == quantity and r.phase != "fetch"]
         written += _bar_pages(chosen, target, formats)
-    return written + _ratio_pages([r for r in rows if r.quantity == "ratio"], target, formats)
+    written += _ratio_pages([r for r in rows if r.quantity == "ratio"], target, formats)
+    return written + roofline_plots(rows, target, formats) + heatmap_plots(rows, target, formats)
 
 
 def _bar_pages(rows: Sequence[Row], target: Path, formats: Sequence[str]) -> list[Path]:
