@@ -171,6 +171,19 @@ def scan(
     return (*state, *stacked), steps
 
 
+def batch_lengths(lengths: list[int] | None, batch: int, longest: int) -> list[int]:
+    """The sequence length of every entry of a batch.
+
+    Raises:
+        UserError: another number of lengths than entries, or one outside of 0 to ``longest``.
+    """
+    if lengths is None:
+        return [longest] * batch
+    if len(lengths) != batch or any(not 0 <= length <= longest for length in lengths):
+        raise UserError(f"sequence_lens must be {batch} lengths from 0 to {longest}, got {lengths}")
+    return lengths
+
+
 def nothing(kind: ValueType | None, axis: int, length: int, arrays: Arrays) -> Any:
     """The scan output of no runs: its elements have the shape that the body declares, 0 where unknown.
 

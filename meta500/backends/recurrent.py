@@ -16,8 +16,8 @@ Shape = tuple[int, ...]
 ACTIVATIONS: dict[str, tuple[float | None, float | None]] = {
     "Affine": (1.0, 0.0),
     "Elu": (1.0, None),
-    "HardSigmoid": (0.20000000298023224, 0.5),
-    "LeakyRelu": (0.009999999776482582, None),
+    "HardSigmoid": (0.2, 0.5),
+    "LeakyRelu": (0.01, None),
     "Relu": (None, None),
     "ScaledTanh": (float("nan"), float("nan")),
     "Sigmoid": (None, None),

@@ -13,6 +13,7 @@ its k-th run. Sequences are lists, an optional without a value is None.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -90,11 +91,12 @@ class Entry:
 
 
 class RuleTable:
-    """All rules of one backend."""
+    """All rules of one backend; threads may look rules up while another registers some."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
-        self._entries: dict[tuple[str, str], list[Entry]] = {}
+        self._entries: dict[tuple[str, str], tuple[Entry, ...]] = {}
+        self._registering = threading.Lock()
 
     def rule(
         self,
@@ -119,11 +121,13 @@ class RuleTable:
             unknown = [name for name in host if name not in rule.positional]
             if unknown:
                 raise ValueError(f"{op_type}: host names {unknown} are no inputs of {rule.__name__}")
-            entries = self._entries.setdefault((domain, op_type), [])
-            if any(entry.since == since for entry in entries):
-                raise ValueError(f"{self.backend}: {op_type} version {since} is registered twice")
-            entries.append(Entry(domain, op_type, since, until, tuple(host), rule))
-            entries.sort(key=lambda entry: entry.since)
+            entry = Entry(domain, op_type, since, until, tuple(host), rule)
+            with self._registering:
+                entries = self._entries.get((domain, op_type), ())
+                if any(other.since == since for other in entries):
+                    raise ValueError(f"{self.backend}: {op_type} version {since} is registered twice")
+                # A new tuple at once: whoever looks a rule up meanwhile sees the old entries or the new ones.
+                self._entries[domain, op_type] = tuple(sorted((*entries, entry), key=lambda e: e.since))
             return rule
 
         return register
@@ -149,6 +153,7 @@ class RuleTable:
 
 _LOADED: dict[str, RuleTable] = {}
 _WAITING: dict[str, list[Callable[[RuleTable], None]]] = {}
+_LOADING = threading.Lock()
 
 
 def when_loaded(backend: str, add: Callable[[RuleTable], None]) -> None:
@@ -156,14 +161,18 @@ def when_loaded(backend: str, add: Callable[[RuleTable], None]) -> None:
 
     For rules from outside of the backend's folder: making them must not import the backend.
     """
-    if backend in _LOADED:
-        add(_LOADED[backend])
-    else:
-        _WAITING.setdefault(backend, []).append(add)
+    with _LOADING:
+        table = _LOADED.get(backend)
+        if table is None:
+            _WAITING.setdefault(backend, []).append(add)
+    if table is not None:
+        add(table)
 
 
 def loaded(table: RuleTable) -> None:
     """Say that the rules of a backend's folder are imported, so that others can be added to them."""
-    _LOADED[table.backend] = table
-    for add in _WAITING.pop(table.backend, []):
+    with _LOADING:
+        _LOADED[table.backend] = table
+        waiting = _WAITING.pop(table.backend, [])
+    for add in waiting:
         add(table)

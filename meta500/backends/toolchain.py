@@ -273,7 +273,9 @@ def _checksum(path: Path) -> str:
 def _workplace(target: Path) -> Iterator[Path]:
     """An empty folder beside ``target``, removed afterwards if it still exists."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        # What lies here is loaded into this process: nobody else may put anything into a folder made here.
+        target.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target.parent.mkdir(mode=0o700, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".build-", dir=target.parent))
     except OSError as error:
         raise UserError(

@@ -318,7 +318,8 @@ def _constant_in(op: Operation, target: np.dtype) -> Mapping[str, Any]:
 def _array_in(array: np.ndarray, target: np.dtype) -> np.ndarray:
     if array.dtype not in _CHANGED or array.dtype == target:
         return array
-    changed = array.astype(target)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, such as the fill of a mask
+        changed = array.astype(target)
     changed.flags.writeable = False
     return changed
 

@@ -106,6 +106,14 @@ def test_scatter_elements(node, shape, reduction, dtype, data, seed) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_complex_numbers_have_no_extremes(node, backend, reduction) -> None:
+    x = np.array([1 + 2j, 1 - 2j])
+    with pytest.raises(UserError, match="not defined"):
+        node(backend, "ScatterElements", 18, [x, np.array([0]), x[:1]], reduction=reduction)
+
+
 @settings(max_examples=40)
 @given(
     reduction=st.sampled_from(sorted(COMBINE)),

@@ -602,6 +602,34 @@ def test_reductions(op_type, what, keep, noop, special, old, seed):
     close(found[0], np.asarray(expected))
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "uint64"])
+@pytest.mark.parametrize("opset", [13, 21])
+def test_reductions_of_integers_are_cut_to_whole_numbers(dtype, opset):
+    x = np.array([[3, 4, 12], [7, 1, 150]], dtype)
+    exact = {
+        "ReduceMean": [19 // 3, 158 // 3],
+        "ReduceL2": [13, math.isqrt(7**2 + 1 + 150**2)],
+        "ReduceLogSum": [math.floor(math.log(19)), math.floor(math.log(158))],
+        "ReduceLogSumExp": [12, 150],
+        "ReduceSumSquare": [169, 22550],
+        "ReduceL1": [19, 158],
+    }
+    for op_type, expected in exact.items():
+        axes = {"axes": [1]} if opset == 13 else {}
+        (y,) = both(op_type, x, *([] if axes else [np.array([1])]), opset=opset, keepdims=0, **axes)
+        close(y, np.array(expected, dtype))
+
+
+def test_reductions_refuse_an_axis_named_twice():
+    assert both("ReduceSum", np.ones((2, 3)), np.array([1, -1])) is None
+    assert both("ReduceMax", np.ones((2, 3)), opset=13, axes=[0, 0]) is None
+
+
+def test_the_constant_has_no_gradient_where_pad_repeats_elements():
+    (y,) = both("Pad", normal((3,)), np.array([1, 1]), np.array(2.0), mode="edge", grad=(0, 2))
+    assert y.shape == (5,)
+
+
 @bounded
 @given(
     st.sampled_from(("ArgMax", "ArgMin")),

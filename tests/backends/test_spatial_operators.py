@@ -441,3 +441,105 @@ def test_refusals(backend, case) -> None:
     op_type, inputs, attributes, opset, words = case
     with pytest.raises(UserError, match=words):
         run(backend, op_type, inputs, opset, **attributes)
+
+
+# -- Resize where its text and its reference part, and integers that torch hardly computes with ----------------
+
+CROP = {"coordinate_transformation_mode": "tf_crop_and_resize"}
+ROI = np.array([0.25, 0.75], np.float32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("inputs", "attributes", "message"),
+    [
+        ({"roi": ROI, "scales": np.array([1], np.float32)}, CROP, "roi of another extent"),
+        ({"roi": ROI, "scales": np.array([2], np.float32)}, CROP, "roi of another extent"),
+        ({"roi": ROI * 4 - 1, "scales": np.array([1.3], np.float32)}, CROP, "another extent"),
+        ({"roi": ROI * 2 - 0.5, "scales": np.array([1.3], np.float32)}, CROP, "fractional size"),
+        (
+            {"roi": ROI, "scales": np.array([1.5], np.float32)},
+            {"exclude_outside": 1, "nearest_mode": "ceil"},
+            "exclude_outside",
+        ),
+    ],
+)
+def test_resize_refuses_what_its_text_leaves_open(backend, inputs, attributes, message):
+    given = {"x": np.arange(4.0), **inputs}
+    with pytest.raises(UserError, match=message):
+        run(backend, "Resize", given, opset=13, **attributes)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_resize_refuses_to_move_an_axis_that_keeps_its_size(backend, mode):
+    inputs = {
+        "x": np.arange(6.0).reshape(3, 2),
+        "roi": np.zeros(0, np.float32),
+        "scales": np.array([1, 2], np.float32),
+    }
+    nn = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "mode": mode}
+    with pytest.raises(UserError, match="axis 0, whose scale is 1"):
+        run(backend, "Resize", inputs, opset=11, nearest_mode="ceil", **nn)
+    with pytest.raises(UserError, match="tf_half_pixel_for_nn"):
+        run(backend, "Resize", inputs, opset=13, nearest_mode="floor", **nn)
+    if mode == "nearest":
+        y = run(backend, "Resize", inputs, opset=11, nearest_mode="floor", **nn)
+        np.testing.assert_array_equal(y, [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5]])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value", [0.5, -1.0, 300.0])
+def test_resize_refuses_an_extrapolation_value_that_the_type_lacks(backend, value):
+    inputs = {
+        "x": np.arange(4, dtype=np.uint8),
+        "roi": np.array([0.5, 1.5], np.float32),
+        "scales": np.ones(1, np.float32),
+    }
+    with pytest.raises(UserError, match="is no .*uint8"):
+        run(backend, "Resize", inputs, opset=13, extrapolation_value=value, **CROP)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int8])
+def test_resize_moves_and_fills_integers(backend, dtype):
+    top = np.iinfo(dtype).max
+    inputs = {
+        "x": np.array([0, 1, top - 1, top], dtype),
+        "roi": np.array([0.25, 1.25], np.float32),
+        "scales": np.ones(1, np.float32),
+    }
+    y = run(
+        backend,
+        "Resize",
+        inputs,
+        opset=13,
+        extrapolation_value=100.0,
+        nearest_mode="round_prefer_ceil",
+        **CROP,
+    )
+    np.testing.assert_array_equal(y, np.array([1, top - 1, top, 100], dtype), strict=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_resize_has_a_gradient_where_all_neighbours_are_outside(backend):
+    inputs = {
+        "x": np.arange(1.0, 5.0),
+        "roi": np.array([0, 3], np.float32),
+        "scales": np.zeros(0, np.float32),
+        "sizes": np.array([4]),
+    }
+    found, (d_x,) = gradients(
+        backend,
+        "Resize",
+        inputs,
+        ["x"],
+        opset=13,
+        mode="linear",
+        exclude_outside=1,
+        extrapolation_value=7.0,
+        **CROP,
+    )
+    np.testing.assert_allclose(found, [1, 4, 7, 7])
+    weight = cotangent((4,))
+    np.testing.assert_allclose(d_x, [weight[0], 0, 0, weight[1]])

@@ -221,6 +221,12 @@ def test_cache_that_is_a_file(source, tmp_path):
         compile_library([source])
 
 
+def test_new_folders_of_the_cache_belong_to_the_user_alone(source, cache):
+    place = compile_library([source]).parent
+    for folder in (cache.parent, cache, place):
+        assert folder.stat().st_mode & 0o077 == 0, folder
+
+
 def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.delenv("META500_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

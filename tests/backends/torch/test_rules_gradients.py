@@ -234,7 +234,7 @@ def _from_table() -> list[Gradient]:
             # The running statistics that follow Y carry no gradient, see batch_normalization.
             count = 1 if case.op_type in ("BatchNormalization", "Dropout") else len(case.expected)
             training = case.op_type == "BatchNormalization" and len(case.expected) > 1
-            if not (training and case.version in (7, 9)):
+            if not (training and case.version in (1, 6, 7, 9)):
                 found.append(
                     Gradient(case.op_type, case.version, case.inputs, case.attributes, count, case.domain)
                 )

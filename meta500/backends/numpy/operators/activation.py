@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from meta500.backends.numpy.operators import rules
-from meta500.backends.numpy.operators.arrays import broadcasts_to, numeric, numeric_vjp, unbroadcast
+from meta500.backends.numpy.operators.arrays import (
+    broadcasts_to,
+    is_floating,
+    numeric,
+    numeric_vjp,
+    unbroadcast,
+)
 from meta500.backends.rules import Call
 from meta500.errors import UserError, choose
 
@@ -25,10 +31,10 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """The error function, in the dtype of x."""
+    """The error function, in the dtype of x; integers get its whole part."""
     from scipy.special import erf as scipy_erf
 
-    return scipy_erf(x)
+    return np.asarray(scipy_erf(x if is_floating(x.dtype) else x.astype(np.float64)), x.dtype)
 
 
 @rules.rule("LeakyRelu")

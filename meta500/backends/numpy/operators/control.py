@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from meta500.backends.control import Arrays, ScanAxes, element_runs, loop, scalar, scan
+from meta500.backends.control import Arrays, ScanAxes, batch_lengths, element_runs, loop, scalar, scan
 from meta500.backends.numpy.operators import rules
 from meta500.backends.numpy.operators.sequence import filled, zeros
 from meta500.backends.rules import Call
 from meta500.backends.values import add
-from meta500.errors import UserError
 
 ARRAYS = Arrays(
     stack=np.stack,
@@ -203,19 +202,6 @@ def scan_batched_vjp(call: Call, *cotangents: Any) -> tuple[Any, ...]:
             found[k][entry][tuple(slice(0, size) for size in gradient.shape)] = gradient
         first += length
     return (None, *found)
-
-
-def batch_lengths(lengths: list[int] | None, batch: int, longest: int) -> list[int]:
-    """The sequence length of every entry of a batch.
-
-    Raises:
-        UserError: another number of lengths than entries, or one outside of 0 to ``longest``.
-    """
-    if lengths is None:
-        return [longest] * batch
-    if len(lengths) != batch or any(not 0 <= length <= longest for length in lengths):
-        raise UserError(f"sequence_lens must be {batch} lengths from 0 to {longest}, got {lengths}")
-    return lengths
 
 
 @rules.rule("SequenceMap", 17)

@@ -215,12 +215,14 @@ def _transposed_windows(
     output_padding: Sequence[int] | None,
     output_shape: Sequence[int] | None,
     auto_pad: str,
+    since_version: int,
 ) -> tuple[Windows, tuple[int, ...]]:
     """Windows of the convolution whose adjoint is wanted, and the spatial shape of the result.
 
-    The equations are those of ConvTranspose 11 and later; the older text has the sides of an odd padding
-    exchanged against its own description of ``auto_pad``. A total padding below zero counts as zero: the
-    missing elements are zeros at the end.
+    A total padding below zero counts as zero: the missing elements are zeros at the end.
+
+    Raises:
+        UserError: attributes do not fit, or ``refuse_odd`` applies.
     """
     rank = len(spatial)
     steps = per_axis("ConvTranspose", "strides", strides, rank, 1, 1)
@@ -246,9 +248,27 @@ def _transposed_windows(
                 f"ConvTranspose: pads {list(pads or ())} leave nothing of an output of shape {tuple(full)}"
             )
     else:
-        sides = [divided(max(f - n, 0), auto_pad) for f, n in zip(full, shape, strict=True)]
+        totals = [max(f - n, 0) for f, n in zip(full, shape, strict=True)]
+        refuse_odd(totals, since_version)
+        sides = [divided(total, auto_pad) for total in totals]
         begins, ends = (tuple(side[i] for side in sides) for i in (0, 1))
     return Windows(kernel, steps, spread, begins, ends, tuple(spatial)), shape
+
+
+def refuse_odd(totals: Sequence[int], since_version: int) -> None:
+    """Refuse what ConvTranspose-1 leaves open: which side gets the odd element of a total padding.
+
+    Its equations have the sides exchanged against its own description of ``auto_pad``, against version 11
+    and against what runtimes do for both.
+
+    Raises:
+        UserError: an odd total before version 11.
+    """
+    if since_version < 11 and any(total % 2 for total in totals):
+        raise UserError(
+            f"ConvTranspose version {since_version}: total paddings {list(totals)} have an odd number, whose "
+            "sides are defined in two ways there; convert the model to opset 11 or later, or write pads"
+        )
 
 
 @rules.rule("ConvTranspose")
@@ -266,6 +286,7 @@ def conv_transpose(
     output_shape: tuple[int, ...] | None = None,
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
+    since_version: int = 22,
     saved: dict[str, Any],
 ) -> np.ndarray:
     """ONNX ConvTranspose: x (N, C, *spatial), w (C, M/group, *kernel), b (M) to (N, M, *outputs).
@@ -273,12 +294,13 @@ def conv_transpose(
     It is the adjoint of the convolution with weights w (filters C, channels M).
 
     Raises:
-        UserError: shapes and attributes do not fit.
+        UserError: shapes and attributes do not fit; before version 11 an odd total padding.
     """
     _check("ConvTranspose", x, w, b, kernel_shape, group, transposed=True)
     windows, shape = _transposed_windows(
-        x.shape[2:], w.shape[2:], strides, pads, dilations, output_padding, output_shape, auto_pad
-    )
+        x.shape[2:], w.shape[2:], strides, pads, dilations, output_padding, output_shape, auto_pad,
+        since_version,
+    )  # fmt: skip
     saved.update(windows=windows, group=group)
     y = correlate_adjoint(x, w, windows, group, shape)
     return y if b is None else y + _bias(b, len(shape))

@@ -48,7 +48,7 @@ _UNARY: tuple[tuple[str, int, Forward, Gradient | None], ...] = (
     # operator, first version, y(x), gradient(d, x, y)
     ("Abs", 1, np.abs, lambda d, x, y: d * np.sign(x)),
     ("Acos", 7, np.arccos, lambda d, x, y: -d / np.sqrt(1 - x * x)),
-    ("Acosh", 9, np.arccosh, lambda d, x, y: d / np.sqrt((x - 1) * (x + 1))),
+    ("Acosh", 9, np.arccosh, lambda d, x, y: d / np.sqrt((x - 1) * (x + 1) + 0.0)),  # not -0 at -1
     ("Asin", 7, np.arcsin, lambda d, x, y: d / np.sqrt(1 - x * x)),
     ("Asinh", 9, np.arcsinh, lambda d, x, y: d / np.sqrt(x * x + 1)),
     ("Atan", 7, np.arctan, lambda d, x, y: d / (1 + x * x)),
@@ -327,6 +327,10 @@ def clip_vjp(call: Call, d: np.ndarray) -> Gradients:
     return parts[: len(call.inputs)]
 
 
+_LARGEST = 3.4028234663852886e38
+"""The largest float32."""
+
+
 @rules.rule("Clip", 1)
 @numeric
 def clip_attributes(
@@ -337,9 +341,10 @@ def clip_attributes(
     consumed_inputs: Any = None,
     saved: dict[str, Any],
 ) -> np.ndarray:
-    """Versions 1 and 6: the bounds are attributes."""
-    saved.update(low=min, high=max)
-    return _clip(x, min, max)
+    """Versions 1 and 6: the bounds are float32 attributes, by default the finite range of float32."""
+    low, high = -_LARGEST if min is None else min, _LARGEST if max is None else max
+    saved.update(low=low, high=high)
+    return _clip(x, low, high)
 
 
 @clip_attributes.vjp
@@ -347,9 +352,4 @@ def clip_attributes(
 def clip_attributes_vjp(call: Call, d: np.ndarray) -> Gradients:
     """The cotangent between the bounds, ends included."""
     x, low, high = call.inputs[0], call.saved["low"], call.saved["high"]
-    inside = np.ones(x.shape, bool)
-    if low is not None:
-        inside &= x >= low
-    if high is not None:
-        inside &= x <= high
-    return (np.where(inside, d, 0),)
+    return (np.where((x >= low) & (x <= high), d, 0),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,31 @@ def swiglu_vjp(call: Call, d: Array) -> tuple[Array, Array]:
     return d * b * s * (1 + alpha * a * (1 - s)), d * a * s
 
 
+def check_shrink(bias: float, lambd: float) -> None:
+    """Whether Shrink has one meaning for integers.
+
+    Raises:
+        UserError: a fraction of which ONNX's text, function body and reference make different results.
+    """
+    for name, value in (("bias", bias), ("lambd", max(-lambd, 0))):
+        if not math.isfinite(value) or value != int(value):
+            raise UserError(
+                f"Shrink: {name} is {bias if name == 'bias' else lambd}, whose rounding for integers is not "
+                "defined; it should be whole, or cast the input to a float type"
+            )
+
+
 @rules.rule("Shrink", 9)
 def shrink(x: Array, *, bias: float = 0.0, lambd: float = 0.5, saved: dict[str, Any]) -> Array:
     """ONNX Shrink: ``x + bias`` below -lambd, ``x - bias`` above lambd, else 0.
 
-    As the function body does, ``bias`` and ``lambd`` are first cast to the type of x: an integer loses its
-    fraction. Integer sums wrap.
+    ``bias`` and ``lambd`` are first cast to the type of x, as in the function body. Integer sums wrap.
+
+    Raises:
+        UserError: see ``check_shrink``.
     """
+    if not is_floating(x.dtype):
+        check_shrink(bias, lambd)
     low: Any = -int(lambd)
     high: Any = int(lambd)
     step = np.asarray(int(bias)).astype(x.dtype)

@@ -53,6 +53,8 @@ def _gemm(
         c = np.broadcast_to(c, y.shape)
     except ValueError:
         raise UserError(f"Gemm: C of shape {c.shape} does not broadcast to {y.shape}") from None
+    if beta == 0:  # C is not read, as in BLAS: NaN in it stays out
+        return y
     return y + _scaled(beta, c)
 
 

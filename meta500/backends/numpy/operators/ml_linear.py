@@ -7,10 +7,13 @@ import numpy as np
 from meta500.backends.numpy.operators import rules
 from meta500.backends.numpy.operators.ml_scores import (
     DOMAIN,
+    expect_transform,
+    expect_transform_of,
     labels,
     matrix,
     numbers,
     pick,
+    top,
     transform,
     transform_vjp,
 )
@@ -18,6 +21,7 @@ from meta500.backends.rules import Call
 from meta500.errors import UserError
 
 Floats = tuple[float, ...]
+ONE_ROW = "with one row of coefficients for two class labels"
 
 
 def weights(operator: str, coefficients: Floats | None, features: int, rows: int | None) -> np.ndarray:
@@ -54,8 +58,9 @@ def linear_regressor(
     """ONNX LinearRegressor: ``x @ W.T + intercepts`` of shape (N, targets), float32; x (N, F).
 
     Raises:
-        UserError: coefficients or intercepts do not fit.
+        UserError: coefficients or intercepts do not fit, or a transform other than PROBIT of one target.
     """
+    expect_transform_of("LinearRegressor", post_transform, targets)
     data = matrix("LinearRegressor", x)
     w = weights("LinearRegressor", coefficients, data.shape[1], targets)
     scores = _scores("LinearRegressor", data, w, intercepts)
@@ -84,17 +89,20 @@ def linear_classifier(
 ) -> tuple[np.ndarray, np.ndarray]:
     """ONNX LinearClassifier: the label of the highest score (N), and the scores (N, E), float32.
 
-    With two labels but one row of coefficients s is the score of the second label and -s that of the first.
+    With two labels but one row of coefficients s is the score of the second label and -s that of the first;
+    only their logistic function is sure, as other scores differ between ONNX's reference and ONNX Runtime.
     ``multi_class`` says how the weights were trained and changes nothing here.
 
     Raises:
-        UserError: the numbers of labels, coefficients and intercepts do not fit.
+        UserError: the numbers of labels, coefficients and intercepts do not fit, or a transform other than
+            LOGISTIC for one row of coefficients.
     """
     names = labels("LinearClassifier", classlabels_ints, classlabels_strings)
     data = matrix("LinearClassifier", x)
     w = weights("LinearClassifier", coefficients, data.shape[1], None)
     scores = _scores("LinearClassifier", data, w, intercepts)
     if len(w) == 1 and len(names) == 2:
+        expect_transform("LinearClassifier", post_transform, ("LOGISTIC",), ONE_ROW)
         scores = np.concatenate((-scores, scores), axis=1)
         w = np.concatenate((-w, w))
     if len(w) != len(names):
@@ -103,7 +111,8 @@ def linear_classifier(
         raise UserError("LinearClassifier: with a single class label there is nothing to choose from")
     results = transform(post_transform, scores)
     saved.update(weights=w, scores=scores, results=results)
-    return pick(names, scores.argmax(axis=1)), results.astype(np.float32)
+    chosen = top("LinearClassifier", post_transform, scores, results)
+    return pick(names, chosen), results.astype(np.float32)
 
 
 @linear_classifier.vjp

@@ -14,6 +14,8 @@ DOMAIN = "ai.onnx.ml"
 TRANSFORMS = ("LOGISTIC", "NONE", "PROBIT", "SOFTMAX", "SOFTMAX_ZERO")
 # Scores nearer to zero than this count as zero in SOFTMAX_ZERO.
 _ZERO = 1e-7
+# ONNX's reference has 0.5 there, ONNX Runtime NaN.
+ZEROS = "post_transform SOFTMAX_ZERO is not defined where all scores are zero"
 
 
 def matrix(operator: str, x: np.ndarray) -> np.ndarray:
@@ -36,7 +38,7 @@ def transform(name: str, scores: np.ndarray) -> np.ndarray:
     (ONNX Runtime approximates it to about 0.002).
 
     Raises:
-        UserError: an unknown name.
+        UserError: an unknown name, or SOFTMAX_ZERO of zeros only.
     """
     choose("post_transform", name, TRANSFORMS)
     with np.errstate(all="ignore"):
@@ -51,10 +53,57 @@ def transform(name: str, scores: np.ndarray) -> np.ndarray:
             powers = np.exp(scores - highest)
             if name == "SOFTMAX_ZERO":
                 powers = np.where(np.abs(scores) > _ZERO, powers, scores * np.exp(-highest))
-                total = powers.sum(axis=-1, keepdims=True)
-                return np.asarray(np.where(total == 0, 0.5, powers / np.where(total == 0, 1, total)))
+                if np.any(powers.sum(axis=-1) == 0):
+                    raise UserError(ZEROS)
             return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
     return scores
+
+
+def expect_transform(operator: str, name: str, allowed: tuple[str, ...], where: str) -> None:
+    """Refuse the transforms whose meaning ``where`` is open: ONNX's text leaves the case out, and its
+    reference and ONNX Runtime compute different scores.
+
+    Raises:
+        UserError: an unknown name, or one that is not allowed.
+    """
+    choose("post_transform", name, TRANSFORMS)
+    if name not in allowed:
+        raise UserError(
+            f"{operator}: post_transform {name} is ambiguous {where}: implementations of ONNX differ; "
+            f"expected {' or '.join(allowed)}"
+        )
+
+
+def expect_transform_of(operator: str, name: str, outputs: int) -> None:
+    """Refuse transforms of a regressor's only output, which ONNX Runtime leaves out against ONNX's text.
+
+    Raises:
+        UserError: LOGISTIC, SOFTMAX or SOFTMAX_ZERO of one output, or an unknown name.
+    """
+    expect_transform(operator, name, ("NONE", "PROBIT") if outputs == 1 else TRANSFORMS, "for one output")
+
+
+def top(operator: str, name: str, scores: np.ndarray, results: np.ndarray) -> np.ndarray:
+    """Index (N) of the highest of the scores (N, E), the first of equals; ``results`` are the transformed.
+
+    Raises:
+        UserError: SOFTMAX_ZERO moved the highest score below others, which happens to a zero among negatives;
+            or PROBIT of a score outside (0, 1), where it has no finite value.
+    """
+    chosen = scores.argmax(axis=1)
+    if name == "PROBIT" and np.any(np.isfinite(scores) & ~np.isfinite(results)):
+        raise UserError(
+            f"{operator}: post_transform PROBIT of a score outside (0, 1): "
+            "implementations of ONNX differ in the label"
+        )
+    if name == "SOFTMAX_ZERO":
+        of_chosen = np.take_along_axis(results, chosen[:, None], axis=1)
+        if np.any(of_chosen < results):
+            raise UserError(
+                f"{operator}: post_transform SOFTMAX_ZERO makes the highest score, a zero, the lowest: "
+                "implementations of ONNX differ in the label"
+            )
+    return np.asarray(chosen)
 
 
 def transform_vjp(name: str, scores: np.ndarray, results: np.ndarray, d: np.ndarray) -> np.ndarray:

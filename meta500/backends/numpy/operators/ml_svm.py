@@ -14,12 +14,14 @@ import numpy as np
 from meta500.backends.numpy.operators import rules
 from meta500.backends.numpy.operators.ml_scores import (
     DOMAIN,
+    TRANSFORMS,
+    expect_transform,
     labels,
     matrix,
     numbers,
     pick,
+    top,
     transform,
-    transform_vjp,
 )
 from meta500.backends.rules import Call
 from meta500.errors import UserError, choose
@@ -27,7 +29,8 @@ from meta500.errors import UserError, choose
 Floats = tuple[float, ...]
 Ints = tuple[int, ...]
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
-_CLIP = 1e-7
+# LIBSVM's bounds of a pair's probability, and the end of its iteration.
+_CLIP, _TOLERANCE, _ITERATIONS = 1e-7, 0.005, 100
 
 
 def _kernel(operator: str, name: str, params: Floats | None, x: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -77,11 +80,13 @@ def svm_regressor(
     """ONNX SVMRegressor: ``sum of coefficient * kernel(x, vector) + rho`` of shape (N, 1), float32.
 
     Without ``n_supports`` the coefficients are the weights of a linear model; with ``one_class`` the result
-    is 1 where the sum is positive, else -1.
+    is 1 where the sum is positive, else -1. Only ``post_transform`` NONE is sure: ONNX's reference has no
+    other and ONNX Runtime leaves the others out.
 
     Raises:
-        UserError: coefficients, vectors, ``rho`` or kernel parameters of a wrong number.
+        UserError: coefficients, vectors, ``rho`` or kernel parameters of a wrong number, or a post transform.
     """
+    expect_transform("SVMRegressor", post_transform, ("NONE",), "for one output")
     data, weights, offset = matrix("SVMRegressor", x), numbers(coefficients), numbers(rho)
     wanted = n_supports if n_supports > 0 else data.shape[1]
     if weights.size != wanted or offset.size != 1:
@@ -96,20 +101,18 @@ def svm_regressor(
     scores = (sums + offset)[:, None]
     if one_class:
         return np.where(scores > 0, 1, -1).astype(np.float32)
-    results = transform(post_transform, scores)
-    saved.update(vectors=vectors, scores=scores, results=results)
-    return results.astype(np.float32)
+    saved.update(vectors=vectors)
+    return scores.astype(np.float32)
 
 
 @svm_regressor.vjp
 def svm_regressor_vjp(call: Call, d: np.ndarray) -> tuple[np.ndarray]:
-    """Through the transform and the kernel; zero for one class, which is piecewise constant."""
+    """Through the kernel; zero for one class, which is piecewise constant."""
     x, a, saved = call.inputs[0], call.attributes, call.saved
     if a.get("one_class", 0):
         return (np.zeros_like(x),)
     data, weights = matrix("SVMRegressor", x), numbers(a.get("coefficients"))
-    name = a.get("post_transform", "NONE")
-    d_sums = transform_vjp(name, saved["scores"], saved["results"], d.astype(np.float64))
+    d_sums = d.astype(np.float64)
     vectors, kernel = saved["vectors"], a.get("kernel_type", "LINEAR")
     if vectors is None:
         return ((d_sums * weights).reshape(x.shape).astype(x.dtype),)
@@ -149,14 +152,17 @@ def svm_classifier(
     With ``vectors_per_class`` every pair of classes votes, and the class with most votes wins (the first of
     equals). Scores are the probabilities (N, classes) where ``prob_a`` and ``prob_b`` are given, otherwise
     the decision values of the pairs (0, 1), (0, 2), ..., (1, 2), ...; with two classes the one value s
-    becomes (-s, s) as in ONNX Runtime, although s > 0 means the first label. Without ``vectors_per_class``
-    each class has a row of weights, and ``rho`` one offset for all or one each.
+    becomes (-s, s) as in ONNX Runtime, although s > 0 means the first label; of the transforms only LOGISTIC
+    is sure there. Without ``vectors_per_class`` each of three or more classes has a row of weights, and
+    ``rho`` is one offset for all; with two classes implementations differ in the label.
 
     Has no gradient here: labels are integers, and probabilities come from an iteration.
 
     Raises:
-        UserError: numbers of labels, coefficients, vectors or ``rho`` that do not fit.
+        UserError: numbers of labels, coefficients, vectors or ``rho`` that do not fit, or a form of two
+            classes of which implementations of ONNX differ.
     """
+    choose("post_transform", post_transform, TRANSFORMS)
     names = labels("SVMClassifier", classlabels_ints, classlabels_strings)
     data, offsets = matrix("SVMClassifier", x), numbers(rho)
     a, b = numbers(prob_a), numbers(prob_b)
@@ -165,7 +171,9 @@ def svm_classifier(
         raise UserError("SVMClassifier: with a single class label there is nothing to choose from")
     if not vectors_per_class:
         scores = _linear_scores(data, numbers(coefficients), offsets, classes)
-        return pick(names, scores.argmax(axis=1)), transform(post_transform, scores).astype(np.float32)
+        results = transform(post_transform, scores)
+        chosen = top("SVMClassifier", post_transform, scores, results)
+        return pick(names, chosen), results.astype(np.float32)
     pairs = classes * (classes - 1) // 2
     if len(vectors_per_class) != classes or offsets.size != pairs:
         raise UserError(
@@ -184,16 +192,25 @@ def svm_classifier(
     chosen = votes.argmax(axis=1)
     if a.size:
         scores = _probabilities(decisions, a, b, classes)
+    elif pairs == 1:
+        where = "for two classes without prob_a and prob_b"
+        expect_transform("SVMClassifier", post_transform, ("NONE", "LOGISTIC"), where)
+        scores = np.concatenate((-decisions, decisions), axis=1)
     else:
-        scores = np.concatenate((-decisions, decisions), axis=1) if pairs == 1 else decisions
+        scores = decisions
     return pick(names, chosen), transform(post_transform, scores).astype(np.float32)
 
 
 def _linear_scores(x: np.ndarray, weights: np.ndarray, rho: np.ndarray, classes: int) -> np.ndarray:
-    if weights.size != classes * x.shape[1] or rho.size not in (1, classes):
+    if classes < 3:
+        raise UserError(
+            "SVMClassifier: two classes without vectors_per_class are ambiguous: implementations of ONNX "
+            "differ in the label; use LinearClassifier"
+        )
+    if weights.size != classes * x.shape[1] or rho.size != 1:
         raise UserError(
             f"SVMClassifier: {weights.size} coefficients and {rho.size} rho for {classes} classes and "
-            f"{x.shape[1]} features"
+            f"{x.shape[1]} features, expected {classes * x.shape[1]} and 1"
         )
     return np.asarray(x @ weights.reshape(classes, -1).T + rho)
 
@@ -219,22 +236,36 @@ def _decisions(
 
 
 def _probabilities(decisions: np.ndarray, a: np.ndarray, b: np.ndarray, classes: int) -> np.ndarray:
-    """Class probabilities from those of the pairs, by Wu, Lin and Weng (2004), as LIBSVM couples them."""
+    """Class probabilities (N, classes) from those of the pairs, coupled by Wu, Lin and Weng (2004).
+
+    They minimise the sum over i < j of (r_ji p_i - r_ij p_j)^2 with sum p = 1, by the iteration of that paper
+    (algorithm 2) with LIBSVM's end: every optimality error below 0.005 / classes, which leaves the result up
+    to about 0.005 from the minimum. Stopping there is part of what a model's probabilities are.
+    """
     paired = np.clip(1 - transform("LOGISTIC", decisions * a + b), _CLIP, 1 - _CLIP)
-    result = np.empty((len(decisions), classes))
-    for row, probabilities in enumerate(paired):
-        r = np.zeros((classes, classes))
-        r[np.triu_indices(classes, 1)] = probabilities
-        r[np.tril_indices(classes, -1)] = (1 - r.T)[np.tril_indices(classes, -1)]
-        result[row] = (r[0, 1], r[1, 0]) if classes == 2 else _coupled(r)
-    return result
+    first, second = np.triu_indices(classes, 1)
+    r = np.zeros((len(paired), classes, classes))
+    r[:, first, second], r[:, second, first] = paired, 1 - paired
+    q = -np.swapaxes(r, 1, 2) * r
+    q[:, range(classes), range(classes)] = np.square(r).sum(axis=1)
+    p = np.full((len(paired), classes), 1 / classes)
+    for _ in range(max(_ITERATIONS, classes)):
+        gradient = np.einsum("nij,nj->ni", q, p)
+        value = (p * gradient).sum(axis=1)
+        # Written so that NaN moves too, and is not taken for the start.
+        moving = ~(np.abs(gradient - value[:, None]).max(axis=1) < _TOLERANCE / classes)
+        if not moving.any():
+            break
+        p[moving] = _sweep(q[moving], p[moving])
+    return p
 
 
-def _coupled(r: np.ndarray) -> np.ndarray:
-    """The minimum of sum over i < j of (r_ji p_i - r_ij p_j)^2 with sum p = 1: one linear system."""
-    classes = len(r)
-    q = -r.T * r
-    np.fill_diagonal(q, (r * r).sum(axis=0))
-    system = np.ones((classes + 1, classes + 1))
-    system[:classes, :classes], system[classes, classes] = q, 0
-    return np.linalg.solve(system, np.append(np.zeros(classes), 1.0))[:classes]
+def _sweep(q: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """One pass over the classes: each probability moved to its optimum, then all scaled to the sum 1."""
+    for index in range(p.shape[1]):
+        gradient = np.einsum("nij,nj->ni", q, p)
+        value = (p * gradient).sum(axis=1)
+        step = (value - gradient[:, index]) / q[:, index, index]
+        p[:, index] += step
+        p /= (1 + step)[:, None]
+    return p

@@ -14,10 +14,13 @@ from meta500.backends.numpy.operators.ml_scores import (
     DOMAIN,
     as_stored,
     either,
+    expect_transform,
+    expect_transform_of,
     labels,
     matrix,
     numbers,
     pick,
+    top,
     transform,
 )
 from meta500.backends.numpy.operators.ml_trees import (
@@ -74,15 +77,17 @@ def tree_ensemble_regressor(
     """ONNX TreeEnsembleRegressor (1, 3, 5): (N, n_targets), float32.
 
     Leaf weights are combined per target (AVERAGE divides by the number of trees), then ``base_values`` are
-    added. A target without any vote gets its base value.
+    added. A sum or average without any vote is the base value.
 
     Raises:
-        UserError: ``n_targets`` is missing, or the trees are malformed.
+        UserError: ``n_targets`` is missing, MIN or MAX of no vote, a transform other than PROBIT of a single
+            target, or malformed trees.
     """
     operator = "TreeEnsembleRegressor"
     choose("aggregate_function", aggregate_function, AGGREGATES)
     if n_targets is None:
         raise UserError(f"{operator}: the attribute n_targets is missing")
+    expect_transform_of(operator, post_transform, n_targets)
     forest, position = read_forest(
         operator,
         treeids=nodes_treeids,
@@ -130,13 +135,19 @@ def tree_ensemble_classifier(
 ) -> tuple[np.ndarray, np.ndarray]:
     """ONNX TreeEnsembleClassifier (1, 3, 5): the label of the highest score (N); the scores (N, E), float32.
 
-    Where there are two labels but all votes are for one class, their sum s decides alone: without a post
-    transform and with no negative weight it is the probability of the second label, whose scores are then
-    (1 - s, s) and which is chosen where s > 0.5; otherwise the scores are the transform of (-s, s) and the
-    second label is chosen where s > 0. ONNX leaves this case open; ONNX Runtime does the same.
+    Where there are two labels but all votes are for class 0, their sum s, with the one base value, is of the
+    second label: without a post transform and with no negative weight it is its probability, the scores are
+    (1 - s, s) and it is chosen where s > 0.5; otherwise the scores are (-s, s), or the logistic function of
+    them, and it is chosen where s > 0. ONNX leaves this form open; the converters of scikit-learn, XGBoost
+    and LightGBM write it with this meaning. (With LOGISTIC and no negative weight ONNX Runtime chooses where
+    s > 0.5, against the scores it returns itself and against XGBoost.)
+
+    With votes for both of two classes ONNX's text holds, as it does for more: here ONNX Runtime returns
+    labels that are not in the list, and other scores where there are base values.
 
     Raises:
-        UserError: a single class label, or malformed trees.
+        UserError: a single class label, malformed trees, or votes for one class in any other form than the
+            above.
     """
     operator = "TreeEnsembleClassifier"
     names = labels(operator, classlabels_int64s, classlabels_strings)
@@ -158,22 +169,29 @@ def tree_ensemble_classifier(
     base = either(operator, "base_values", base_values, base_values_as_tensor)
     leaves = forest.leaves(operator, matrix(operator, x))
     sums = aggregate("SUM", leaves, votes, len(names), len(forest.roots))
-    if len(names) == 2 and len(set(class_ids)) == 1:
-        score = sums[:, class_ids[0]] + _binary_base(base)
-        positive = post_transform in ("NONE", "PROBIT") and bool(np.all(weights >= 0))
+    if len(set(class_ids)) == 1:
+        _check_one_class(operator, class_ids[0], len(names), base.size)
+        expect_transform(operator, post_transform, ("NONE", "LOGISTIC"), "with votes for one class only")
+        score = sums[:, 0] + (base[0] if base.size else 0.0)
+        positive = post_transform == "NONE" and bool(np.all(weights >= 0))
         scores = np.stack((1 - score if positive else -score, score), axis=1)
+        results = transform(post_transform, scores)
         chosen = (score > (0.5 if positive else 0.0)).astype(np.int64)
     else:
         scores = sums + _base(operator, base, len(names))
-        chosen = scores.argmax(axis=1)
-    return pick(names, chosen), transform(post_transform, scores).astype(np.float32)
+        results = transform(post_transform, scores)
+        chosen = top(operator, post_transform, scores, results)
+    return pick(names, chosen), results.astype(np.float32)
 
 
-def _binary_base(base: np.ndarray) -> float:
-    """The base value of the one score: that of the second class where there are two."""
-    if base.size > 2:
-        raise UserError(f"TreeEnsembleClassifier: {base.size} base_values for 2 classes")
-    return float(base[-1]) if base.size else 0.0
+def _check_one_class(operator: str, voted: int, classes: int, bases: int) -> None:
+    """Refuse votes for a single class unless they are of the form that converters write."""
+    if (voted, classes) != (0, 2) or bases > 1:
+        raise UserError(
+            f"{operator}: all class_ids are {voted}, with {classes} class labels and {bases} base_values: "
+            "implementations of ONNX differ; votes for one class only must be for class 0 of two, "
+            "with at most one base value"
+        )
 
 
 @rules.rule("TreeEnsemble", 5, domain=DOMAIN)
@@ -199,9 +217,11 @@ def tree_ensemble(
 ) -> np.ndarray:
     """ONNX TreeEnsemble: (N, n_targets) in the type of ``x``; leaves and nodes are numbered apart.
 
+    The numbers of the transforms are those of ONNX's text; ONNX Runtime takes 1 and 2 for each other.
+
     Raises:
-        UserError: ``n_targets`` is missing, an unknown number of a mode, aggregate or transform, or
-            malformed trees.
+        UserError: ``n_targets`` is missing, an unknown number of a mode, aggregate or transform, MIN or MAX
+            of no vote, a transform other than PROBIT of a single target, or malformed trees.
     """
     operator = "TreeEnsemble"
     if n_targets is None:
@@ -212,6 +232,7 @@ def tree_ensemble(
     ):
         if not 0 <= number < len(known):
             raise UserError(f"{operator}: {name} {number} is not one of 0 to {len(known) - 1}")
+    expect_transform_of(operator, _TRANSFORMS[post_transform], n_targets)
     forest = _forest(
         operator,
         len(leaf_targetids),

@@ -81,7 +81,10 @@ def aggregate(
 ) -> np.ndarray:
     """Combine the votes of the leaves reached, per target: (N, targets) in float64.
 
-    ``votes`` are parallel arrays: leaf position, target and weight. A target without a vote gets 0.
+    ``votes`` are parallel arrays: leaf position, target and weight. A sum without a vote is 0.
+
+    Raises:
+        UserError: MIN or MAX of no vote.
     """
     where, target, weight = votes
     order = np.argsort(where, kind="stable")
@@ -102,7 +105,11 @@ def aggregate(
         for index in range(int(number.max(initial=0))):
             rows, columns = np.nonzero(number > index)
             voted[rows, target[first[rows, columns] + index]] = True
-        result = np.where(voted, result, 0.0)
+        if not voted.all():
+            row, absent = np.argwhere(~voted)[0].tolist()
+            raise UserError(
+                f"aggregate_function {function} of no vote: row {row} has none for target {absent}"
+            )
     return result
 
 

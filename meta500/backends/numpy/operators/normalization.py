@@ -132,6 +132,8 @@ def _batch_norm(
     gain, offset, mean, var = (
         array.astype(dtype, copy=False).reshape(shape) for array in (scale, shift, old_mean, old_var)
     )
+    if training and not x.size:
+        raise UserError(f"BatchNormalization: a batch of shape {x.shape} has no mean and variance")
     with np.errstate(all="ignore"):
         if training:
             mean = wide.mean(axis=axes, keepdims=True)
@@ -144,9 +146,11 @@ def _batch_norm(
         return (y.astype(x.dtype, copy=False), old_mean, old_var, old_mean, old_var)
     batch = [value.reshape(features).astype(old.dtype) for value, old in ((mean, old_mean), (var, old_var))]
     running = [
-        (old.astype(dtype, copy=False) * momentum + value.reshape(features) * (1 - momentum)).astype(
-            old.dtype, copy=False
-        )
+        # float64 where the running statistics are, even if X is narrower.
+        (
+            old.astype(np.float64 if old.dtype == np.float64 else dtype, copy=False) * momentum
+            + value.reshape(features) * (1 - momentum)
+        ).astype(old.dtype, copy=False)
         for value, old in ((mean, old_mean), (var, old_var))
     ]
     return (y.astype(x.dtype, copy=False), *running, *batch)

@@ -35,7 +35,7 @@ def _pad(
     for i, axis in enumerate(normal):
         widths[axis] = (int(pads[i]), int(pads[i + len(normal)]))
     for axis, (begin, end) in enumerate(widths):
-        _check_pad(x.shape, axis, begin, end, mode)
+        check_pad(x.shape, axis, begin, end, mode)
     kept = tuple(slice(max(-b, 0), n - max(-e, 0)) for (b, e), n in zip(widths, x.shape, strict=True))
     grown = [(max(b, 0), max(e, 0)) for b, e in widths]
     saved.update(kept=kept, mode=mode, grown=grown)
@@ -51,7 +51,7 @@ def _pad(
     return y
 
 
-def _check_pad(shape: tuple[int, ...], axis: int, begin: int, end: int, mode: str) -> None:
+def check_pad(shape: tuple[int, ...], axis: int, begin: int, end: int, mode: str) -> None:
     """Refuse what has no defined meaning.
 
     Raises:
@@ -154,6 +154,8 @@ def pad_vjp(call: Call, d: np.ndarray) -> Gradients:
         d_x = d
         for axis, index in saved["indices"].items():
             d_x = scatter_sum(d_x, index, x.shape[axis], axis)
+        if len(rest) > 1 and call.inputs[2] is not None:
+            rest[1] = np.zeros(call.inputs[2].shape, d.dtype)
         return (d_x, *rest)
     inner = tuple(slice(b, n - e) for (b, e), n in zip(saved["grown"], d.shape, strict=True))
     d_x = np.zeros(x.shape, d.dtype)

@@ -86,7 +86,7 @@ def slope(function: Activation, x: Array) -> Array:
             linear = a * x + b
             result = np.where((linear > 0) & (linear < 1), a, 0)
         case "Elu":
-            result = np.where(x >= 0, 1, a * np.exp(np.minimum(x, 0)))
+            result = np.where(x > 0, 1, a * np.exp(np.minimum(x, 0)))
         case "Softsign":
             result = 1 / np.square(1 + np.abs(x))
         case _:

@@ -115,7 +115,13 @@ def _taps(axis: Axis, method: Method) -> tuple[np.ndarray, np.ndarray, np.ndarra
     if method.coordinates == "tf_crop_and_resize":
         outside = (x < 0) | (x > last)
     if method.mode == "nearest":
-        index = np.clip(_nearest(x, method.nearest), 0, last).astype(np.int64)
+        rounded = _nearest(x, method.nearest)
+        index = np.clip(rounded, 0, last).astype(np.int64)
+        if method.exclude_outside and np.any(index != rounded):
+            raise UserError(
+                f"Resize: with exclude_outside the nearest elements of axis {axis.index} that lie outside of "
+                "the input have weight 0, and there is no other to weigh; set exclude_outside=0"
+            )
         return index[:, None], np.ones((axis.after, 1)), outside
     shrink = min(axis.width / axis.before, 1.0) if method.antialias else 1.0
     reach = math.ceil((1 if method.mode == "linear" else 2) / shrink)
@@ -124,8 +130,42 @@ def _taps(axis: Axis, method: Method) -> tuple[np.ndarray, np.ndarray, np.ndarra
     if method.exclude_outside:
         weights = np.where((index < 0) | (index > last), 0, weights)
     if method.exclude_outside or method.antialias:
-        weights = weights / weights.sum(axis=1, keepdims=True)
+        total = weights.sum(axis=1, keepdims=True)
+        weights = weights / np.where(total == 0, 1, total)
     return np.clip(index, 0, last), weights, outside
+
+
+def check_fill(value: float, lowest: int, highest: int, name: str) -> None:
+    """Raises UserError where an integer type from ``lowest`` to ``highest`` does not hold ``value``."""
+    if not (math.isfinite(value) and value == int(value) and lowest <= value <= highest):
+        raise UserError(f"Resize: extrapolation_value {value} is no {name}")
+
+
+def _fill(value: float, dtype: np.dtype) -> Any:
+    """What stands where a region of interest leaves the input.
+
+    Raises:
+        UserError: the type does not hold the value.
+    """
+    if dtype.kind == "O":
+        raise UserError(f"Resize: extrapolation_value {value} is no string")
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        check_fill(value, int(limits.min), int(limits.max), str(dtype))
+    return dtype.type(value)
+
+
+def check_unscaled(axis: int, size: int, mode: str, nearest: str) -> None:
+    """Whether tf_half_pixel_for_nn leaves an axis of scale 1 as it is.
+
+    Raises:
+        UserError: by ONNX's text it moves every element by half a place, which runtimes do not do.
+    """
+    if size > 1 and not (mode == "nearest" and nearest in ("floor", "round_prefer_floor")):
+        raise UserError(
+            f"Resize: by ONNX's text tf_half_pixel_for_nn moves axis {axis}, whose scale is 1, by half an "
+            f"element, runtimes leave it; use mode nearest with nearest_mode floor or round_prefer_floor"
+        )
 
 
 def _resample(
@@ -139,6 +179,13 @@ def _resample(
     for axis in axes:
         if axis.before == 0 or axis.after == 0:
             raise UserError(f"Resize: axis {axis.index} goes from {axis.before} to {axis.after} elements")
+        if method.coordinates == "tf_crop_and_resize" and axis.width != axis.after:
+            raise UserError(
+                f"Resize: tf_crop_and_resize gives axis {axis.index} the fractional size {axis.width}, for "
+                f"which ONNX's text and reference differ; give sizes instead"
+            )
+        if method.coordinates == "tf_half_pixel_for_nn" and axis.width == axis.before:
+            check_unscaled(axis.index, axis.before, method.mode, method.nearest)
         index, weights, outside = _taps(axis, method)
         if outside.any():
             masks.append((axis.index, outside))
@@ -159,7 +206,8 @@ def _resample(
             (y.take(index[:, k], axis=place) * w.reshape(column) for k, w in enumerate(columns)),
         )
     for place, outside in masks:
-        y = np.where(outside.reshape(-1, *(1,) * (x.ndim - 1 - place)), x.dtype.type(extrapolation), y)
+        fill = _fill(extrapolation, x.dtype)
+        y = np.where(outside.reshape(-1, *(1,) * (x.ndim - 1 - place)), fill, y)
     saved.update(plan=plan, masks=masks)
     return y
 
@@ -181,12 +229,9 @@ def _resize_vjp(call: Call, d: np.ndarray) -> tuple[np.ndarray | None, ...]:
     return (d, *(None,) * (len(call.inputs) - 1))
 
 
-def _scaled_length(length: int, *factors: float) -> int:
-    """``floor(length * factors)``, in float32 as the scales are (10 * 0.7 is 7, not 6.9999999)."""
-    product = np.float32(length)
-    for factor in factors:
-        product = product * np.float32(factor)
-    return int(np.floor(product))
+def _scaled_length(length: int, scale: float) -> int:
+    """``floor(length * scale)``, in float32 as the scale is (10 * 0.7 is 7, not 6.9999999)."""
+    return int(np.floor(np.float32(length) * np.float32(scale)))
 
 
 def _scale_axes(
@@ -201,7 +246,12 @@ def _scale_axes(
     for i, (place, scale) in enumerate(zip(places, scales, strict=True)):
         n = x.shape[place]
         part = (roi[i], roi[i + len(places)]) if roi else (0.0, 1.0)
-        after = _scaled_length(n, part[1] - part[0], scale) if roi else _scaled_length(n, scale)
+        if part[1] - part[0] != 1:
+            raise UserError(
+                f"{operator}: scales together with a roi of another extent than 1 have a size that ONNX's "
+                f"text and reference compute differently; give sizes instead"
+            )
+        after = _scaled_length(n, scale)
         axes.append(Axis(place, n, after, n * scale, part))
     return axes
 

@@ -41,7 +41,7 @@ def _scatter(data: np.ndarray, rows: np.ndarray, updates: np.ndarray, reduction:
     result = data.copy()
     if reduction == "none":
         result[rows] = updates
-    elif data.dtype.kind in "OV":
+    elif data.dtype.kind in "OV" or (data.dtype.kind == "c" and reduction in ("max", "min")):
         raise UserError(f"reduction '{reduction}' is not defined for elements of type {data.dtype}")
     else:
         _COMBINE[reduction].at(result, rows, updates)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meta500.backends.numpy.operators import rules
-from meta500.backends.numpy.operators.arrays import as_list
+from meta500.backends.numpy.operators.arrays import as_list, is_floating
 from meta500.backends.numpy.operators.generation import host_integer
 from meta500.errors import UserError
 from meta500.graph.types import dtype_from_onnx
@@ -39,7 +39,9 @@ def _window(
     period = check_window(operator, count, periodic)
     angle = np.arange(count) * (2 * math.pi / max(period, 1))
     a0, a1, a2 = terms
-    return (a0 - a1 * np.cos(angle) + a2 * np.cos(2 * angle)).astype(dtype)
+    window = a0 - a1 * np.cos(angle) + a2 * np.cos(2 * angle)
+    # An integer type cuts off the fraction, and a rounding error must not take a whole one with it.
+    return (window if is_floating(dtype) else window.round(12)).astype(dtype)
 
 
 @rules.rule("BlackmanWindow", 17, host=("size",))

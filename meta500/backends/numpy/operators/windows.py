@@ -113,6 +113,21 @@ def divided(total: int, auto_pad: str) -> tuple[int, int]:
     return (small, total - small) if auto_pad == "SAME_UPPER" else (total - small, small)
 
 
+def refuse_negative(operator: str, auto_pad: str, total: int, axis: int) -> None:
+    """Refuse a pooling whose windows leave out more than one element along an axis.
+
+    The equation of ONNX's text gives a negative padding there, which ``pads`` must not be; runtimes disagree
+    on where the first window starts.
+
+    Raises:
+        UserError: always.
+    """
+    raise UserError(
+        f"{operator}: auto_pad {auto_pad} gives a total padding of {total} along spatial axis {axis}, which "
+        "ONNX does not define; make the kernel as large as the stride, or write auto_pad VALID or pads"
+    )
+
+
 def sliding(
     operator: str,
     spatial: Sequence[int],
@@ -142,8 +157,10 @@ def sliding(
         extent, stride = (kernel[i] - 1) * dilations[i] + 1, strides[i]
         if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
             outputs.append(math.ceil(n / stride))
-            total = max((outputs[i] - 1) * stride + extent - n, 0)
-            begins[i], ends[i] = divided(total, auto_pad)
+            total = (outputs[i] - 1) * stride + extent - n
+            if total < -1 and not operator.startswith("Conv"):
+                refuse_negative(operator, auto_pad, total, i)
+            begins[i], ends[i] = divided(max(total, 0), auto_pad)
             continue
         room = n + begins[i] + ends[i] - extent
         if room < 0:

@@ -95,7 +95,8 @@ def selu(x: Tensor, *, alpha: float = 1.6732631921768188, gamma: float = 1.05070
 @rules.rule("Celu", since=12)
 def celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ONNX Celu: ``max(0, x) + min(0, alpha (exp(x / alpha) - 1))``."""
-    return F.celu(x, alpha)
+    # The backward of F.celu takes 1 / alpha in float32.
+    return torch.ops.aten.elu(x, alpha, 1.0, 1 / alpha)
 
 
 @rules.rule("ThresholdedRelu", since=10)
@@ -103,6 +104,12 @@ def thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ONNX ThresholdedRelu: ``x`` where ``x > alpha``, else 0."""
     # F.threshold keeps NaN, which is not above alpha.
     return torch.where(x > alpha, x, 0.0)
+
+
+def bounded_line(x: Tensor, alpha: float, beta: float) -> Tensor:
+    """``max(0, min(1, alpha x + beta))``, with slope 0 at its two kinks as in PyTorch's own hardsigmoid."""
+    y = x * alpha + beta
+    return torch.where((y > 0) & (y < 1), y, y.detach().clamp(0, 1))
 
 
 @rules.rule("HardSigmoid", since=1)
@@ -113,7 +120,7 @@ def hard_sigmoid(
     beta: float = 0.5,
 ) -> Tensor:
     """ONNX HardSigmoid: ``max(0, min(1, alpha x + beta))``."""
-    return torch.clamp(x * alpha + beta, 0, 1)
+    return bounded_line(x, alpha, beta)
 
 
 @rules.rule("HardSwish", since=14)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meta500.backends.control import Arrays, ScanAxes, element_runs, loop, scalar, scan
+from meta500.backends.control import Arrays, ScanAxes, batch_lengths, element_runs, loop, scalar, scan
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.tensors import native_tensor, to_host_value
 from meta500.errors import UserError
@@ -106,9 +106,7 @@ def scan_batched(
     axes = ScanAxes.of("scan inputs", num_scan_inputs, None, directions)
     out_axes = ScanAxes.of("scan outputs", len(body.graph.outputs) - n_state, None, None)
     batch, longest = inputs[0].shape[0], inputs[n_state].shape[1]
-    lengths = [longest] * batch if sequence_lens is None else list(sequence_lens)
-    if len(lengths) != batch or any(not 0 <= length <= longest for length in lengths):
-        raise UserError(f"sequence_lens must be {batch} lengths from 0 to {longest}, got {lengths}")
+    lengths = batch_lengths(None if sequence_lens is None else list(sequence_lens), batch, longest)
     rows = []
     for entry, length in enumerate(lengths):
         state = [x[entry] for x in inputs[:n_state]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from meta500.backends.numpy.operators.convolution import refuse_odd
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.operators.windows import (
     explicit_pads,
@@ -78,8 +79,8 @@ def conv_transpose(
     """ONNX ConvTranspose: (N, C, D1..Dr), (C, M/group, k1..kr), (M) -> (N, M, O1..Or), r = 1 to 3.
 
     Raises:
-        UserError: attributes that contradict each other or the shapes; in version 1 an odd total padding with
-            SAME_*, where that version's equation and text contradict each other.
+        UserError: attributes that contradict each other or the shapes; before version 11 an odd total
+            padding, see ``refuse_odd``.
     """
     name = "ConvTranspose"
     rank = spatial_rank(name, x.shape)
@@ -103,20 +104,13 @@ def conv_transpose(
 
 
 def _total_pads(auto_pad: str, total: list[int], since_version: int) -> tuple[Ints, Ints]:
-    """Begin and end crop from the total (equations in ONNX ConvTranspose 1 and 11).
+    """Begin and end crop from the total (equations in ONNX ConvTranspose 11).
 
     An output larger than what the kernel reaches grows at its end (node test convtranspose_output_shape).
     """
     crops = [max(t, 0) for t in total]
     missing = [min(t, 0) for t in total]
-    if since_version < 11 and any(t % 2 for t in crops):
-        if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            raise UserError(
-                f"ConvTranspose version 1: auto_pad {auto_pad} with odd total paddings {tuple(total)} is "
-                "defined in two ways there; convert the model to opset 11 or later, or write pads"
-            )
-        # Version 1 puts the smaller half first, version 11 the larger one.
-        auto_pad = "SAME_UPPER"
+    refuse_odd(crops, since_version)
     begin, end = same_pads(auto_pad, crops)
     return begin, tuple(e + m for e, m in zip(end, missing, strict=True))
 

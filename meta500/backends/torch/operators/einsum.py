@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from meta500.backends.numpy.operators.einsum import parse_equation
 from meta500.backends.torch.operators import rules
-from meta500.backends.torch.operators.integers import UNSIGNED, as_signed, as_type
+from meta500.backends.torch.operators.integers import as_signed, as_type
 from meta500.errors import UserError
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -27,10 +27,21 @@ def einsum(*operands: Tensor, equation: str) -> Tensor:
     dtype = operands[0].dtype
     arguments: list[Tensor | list[int]] = []
     for x, labels in zip(operands, parsed.operands, strict=True):
-        # Sums and products modulo 2**n have the same bits signed and unsigned.
-        arguments += [x.float() if dtype in _HALF else as_signed(x), list(labels)]
+        arguments += [_wide(x), list(labels)]
     found = torch.einsum(*arguments, list(parsed.result))
-    return as_type(found, dtype) if dtype in UNSIGNED else found.to(dtype)
+    if dtype.is_floating_point:
+        return found.to(dtype)
+    return as_type(found.to(as_signed(operands[0]).dtype), dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """16-bit floats in float32. Integers in int64: torch.einsum sums narrower ones in int64 halfway through.
+
+    Sums and products modulo 2**n have the same bits in any wider type, signed or not.
+    """
+    if x.is_floating_point():
+        return x.float() if x.dtype in _HALF else x
+    return as_signed(x) if x.dtype is torch.uint64 else x.to(torch.int64)
 
 
 class _Determinant(torch.autograd.Function):

@@ -6,6 +6,7 @@ From version 7 on (8 for Sum, Mean, Max and Min) operands broadcast as in numpy;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -138,6 +139,10 @@ def _folded(function: Callable[[Tensor, Tensor], Tensor], tensors: tuple[Tensor,
 def _extremum(function: Callable[[Tensor, Tensor], Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
     if tensors[0].dtype in UNSIGNED:
         return from_ordered(_folded(function, tuple(map(ordered, tensors))), tensors[0].dtype)
+    if len(tensors) > 2 and any(t.requires_grad for t in tensors):
+        # Two by two, the last of three equal ones would get half of the gradient.
+        reduce = torch.amax if function is torch.maximum else torch.amin
+        return reduce(torch.stack(torch.broadcast_tensors(*tensors)), 0)
     return _folded(function, tensors)
 
 
@@ -332,7 +337,7 @@ def round_11(x: Tensor) -> Tensor:
     return torch.round(x)
 
 
-# The largest float32, ONNX's way of writing "no bound" in Clip-6.
+# The largest float32, the default bound of Clip-6.
 _LARGEST = 3.4028234663852886e38
 
 
@@ -343,11 +348,13 @@ def clip_1(
     max: float | None = _LARGEST,
     min: float | None = -_LARGEST,
 ) -> Tensor:
-    """ONNX Clip-1 and -6: bounds are attributes and default to the finite range of the dtype."""
-    info = torch.finfo(x.dtype)
-    low = info.min if min is None or min <= -_LARGEST or min < info.min else min
-    high = info.max if max is None or max >= _LARGEST or max > info.max else max
-    return torch.clamp(x, low, high)
+    """ONNX Clip-1 and -6: bounds are float32 attributes and default to the finite range of float32."""
+    low, high = -_LARGEST if min is None else min, _LARGEST if max is None else max
+    if x.dtype is torch.float64:
+        return torch.clamp(x, low, high)
+    # The shortest decimal of the largest float32 lies above it, and torch does not round it down.
+    low, high = (b if math.isinf(b) else sorted((-_LARGEST, b, _LARGEST))[1] for b in (low, high))
+    return torch.clamp(x.float(), low, high).to(x.dtype)
 
 
 @rules.rule("Clip", since=11)

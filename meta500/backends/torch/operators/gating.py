@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from meta500.backends.numpy.operators.gating import check_shrink
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.operators.attention import rounded_number
 from meta500.errors import UserError
@@ -28,12 +29,15 @@ def swiglu(a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor:
 def shrink(x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
     """ONNX Shrink: ``x + bias`` below -lambd, ``x - bias`` above lambd, else 0.
 
-    As the function body does, ``bias`` and ``lambd`` are first cast to the type of x: an integer loses its
-    fraction. Integer sums wrap.
+    ``bias`` and ``lambd`` are first cast to the type of x, as in the function body. Integer sums wrap.
+
+    Raises:
+        UserError: integers with a fraction, see ``check_shrink``.
     """
     if x.is_floating_point():
         limit, step = rounded_number(lambd, x.dtype), rounded_number(bias, x.dtype)
         return torch.where(x < -limit, x + step, torch.where(x > limit, x - step, 0))
+    check_shrink(bias, lambd)
     shift, low, high = int(bias), -int(lambd), int(lambd)
     if x.dtype is torch.uint64:
         # The same bits as int64; what is above the largest int64 is negative there.

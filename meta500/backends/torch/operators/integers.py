@@ -53,6 +53,10 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype in UNSIGNED:
         quotient = torch.div(a.to(torch.int64), b.to(torch.int64), rounding_mode="trunc")
         return quotient.to(a.dtype)
+    if a.dtype.is_signed:
+        # The lowest number over -1 stops the processor; negation wraps around.
+        negated = b == -1
+        return torch.where(negated, -a, torch.div(a, torch.where(negated, 1, b), rounding_mode="trunc"))
     return torch.div(a, b, rounding_mode="trunc")
 
 

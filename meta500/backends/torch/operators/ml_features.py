@@ -15,8 +15,18 @@ import torch
 from torch import Tensor
 
 from meta500.backends.numpy.operators.ml_features import imputed, scaling
-from meta500.backends.numpy.operators.ml_linear import weights
-from meta500.backends.numpy.operators.ml_scores import DOMAIN, TRANSFORMS, labels, numbers, pick
+from meta500.backends.numpy.operators.ml_linear import ONE_ROW, weights
+from meta500.backends.numpy.operators.ml_scores import (
+    DOMAIN,
+    TRANSFORMS,
+    ZEROS,
+    expect_transform,
+    expect_transform_of,
+    labels,
+    numbers,
+    pick,
+    top,
+)
 from meta500.backends.torch.operators import rules
 from meta500.errors import UserError, choose
 
@@ -118,8 +128,9 @@ def linear_regressor(
     """ONNX LinearRegressor: ``x @ W.T + intercepts`` of shape (N, targets), float32; x (N, F).
 
     Raises:
-        UserError: coefficients or intercepts do not fit.
+        UserError: coefficients or intercepts do not fit, or a transform other than PROBIT of one target.
     """
+    expect_transform_of("LinearRegressor", post_transform, targets)
     data = _matrix("LinearRegressor", x)
     scores = _scores("LinearRegressor", data, coefficients, intercepts, targets)
     return transform(post_transform, scores).to(torch.float32)
@@ -159,21 +170,27 @@ def linear_classifier(
     """ONNX LinearClassifier: the label of the highest score (N), and the scores (N, E), float32.
 
     Labels that are strings come as a numpy array. With two labels but one row of coefficients s is the score
-    of the second label and -s that of the first. ``multi_class`` changes nothing here.
+    of the second label and -s that of the first, and the transform must be LOGISTIC. ``multi_class`` changes
+    nothing here.
 
     Raises:
-        UserError: the numbers of labels, coefficients and intercepts do not fit.
+        UserError: the numbers of labels, coefficients and intercepts do not fit, or a transform other than
+            LOGISTIC for one row of coefficients.
     """
     name = "LinearClassifier"
     names = labels(name, classlabels_ints, classlabels_strings)
     scores = _scores(name, _matrix(name, x), coefficients, intercepts, None)
     if scores.shape[1] == 1 and len(names) == 2:
+        expect_transform(name, post_transform, ("LOGISTIC",), ONE_ROW)
         scores = torch.cat((-scores, scores), dim=1)
     if scores.shape[1] != len(names):
         raise UserError(f"{name}: {scores.shape[1]} rows of coefficients for {len(names)} class labels")
     if len(names) == 1:
         raise UserError(f"{name}: with a single class label there is nothing to choose from")
-    results = transform(post_transform, scores).to(torch.float32)
+    wide = transform(post_transform, scores)
+    results = wide.to(torch.float32)
+    if post_transform in ("SOFTMAX_ZERO", "PROBIT"):  # refuses where the label is not sure
+        top(name, post_transform, scores.detach().cpu().numpy(), wide.detach().cpu().numpy())
     chosen = scores.detach().argmax(dim=1)
     if isinstance(names[0], str):
         return pick(names, chosen.cpu().numpy()), results
@@ -184,7 +201,7 @@ def transform(name: str, scores: Tensor) -> Tensor:
     """The post transform of scores (..., E) along their last axis; as the numpy function of this name.
 
     Raises:
-        UserError: an unknown name.
+        UserError: an unknown name, or SOFTMAX_ZERO of zeros only.
     """
     choose("post_transform", name, TRANSFORMS)
     if name == "LOGISTIC":
@@ -197,7 +214,9 @@ def transform(name: str, scores: Tensor) -> Tensor:
         highest = scores.amax(dim=-1, keepdim=True)
         powers = torch.where(scores.abs() > 1e-7, torch.exp(scores - highest), scores * torch.exp(-highest))
         total = powers.sum(dim=-1, keepdim=True)
-        return torch.where(total == 0, 0.5, powers / torch.where(total == 0, 1.0, total))
+        if bool((total == 0).any()):
+            raise UserError(ZEROS)
+        return powers / total
     return scores
 
 

@@ -45,9 +45,10 @@ def _batch_norm(
         return y.squeeze(1) if isinstance(y, Tensor) else (y[0].squeeze(1), *y[1:])
     parameters = {t.dtype for t in (scale, bias, mean, var)}
     half = x.dtype in (torch.float16, torch.bfloat16)
-    # The kernels take one dtype throughout, or float32 parameters for a half-precision input.
-    if parameters != {x.dtype} and not (half and parameters == {torch.float32}):
-        wide = functools.reduce(torch.promote_types, parameters, x.dtype)
+    # The kernels take one dtype throughout, or float32 parameters for a half-precision input. With
+    # half-precision parameters they round the mean of a batch before they subtract it.
+    if (parameters != {x.dtype} or (half and training)) and not (half and parameters == {torch.float32}):
+        wide = functools.reduce(torch.promote_types, parameters, torch.float32 if half else x.dtype)
         wide_y = _batch_norm(
             x.to(wide), scale.to(wide), bias.to(wide), mean.to(wide), var.to(wide),
             training=training, momentum=momentum, epsilon=epsilon, n_outputs=n_outputs,
@@ -61,8 +62,10 @@ def _batch_norm(
         factor = scale * torch.rsqrt(var + epsilon)
         return (x - mean.reshape(column)) * factor.reshape(column) + bias.reshape(column)
     if not training:
-        return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
+        return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon) if x.numel() else x.clone()
 
+    if not x.numel():
+        raise UserError(f"BatchNormalization: a batch of shape {tuple(x.shape)} has no mean and variance")
     count = x.numel() // x.shape[1]
     if n_outputs == 1 or count == 1:
         # F.batch_norm refuses a single value per channel, whose variance of 0 ONNX does define.
@@ -134,6 +137,12 @@ def _activation_norm(
         raise UserError(
             f"BatchNormalization: with spatial=0 scale, B, mean and var need the shape {shape} of one sample"
         )
+    if x.dtype in (torch.float16, torch.bfloat16):
+        wide = _activation_norm(
+            x.float(), scale.float(), bias.float(), mean.float(), var.float(),
+            training=training, momentum=momentum, epsilon=epsilon, n_outputs=n_outputs,
+        )  # fmt: skip
+        return wide.to(x.dtype) if isinstance(wide, Tensor) else tuple(t.to(x.dtype) for t in wide)
     spread, centre = var, mean
     if training:
         spread, centre = torch.var_mean(x, 0, correction=0)
@@ -159,7 +168,16 @@ def batch_normalization_1(
     spatial: int = 1,
     n_outputs: int = 1,
 ) -> Tensor | tuple[Tensor, ...]:
-    """ONNX BatchNormalization-1 and -6: the batch's own statistics unless ``is_test`` is set."""
+    """ONNX BatchNormalization-1 and -6: the batch's own statistics unless ``is_test`` is set.
+
+    Raises:
+        UserError: training mode with Y alone or test mode with more (the definition contradicts itself).
+    """
+    if (n_outputs > 1) == bool(is_test):
+        raise UserError(
+            f"BatchNormalization: is_test={is_test} with {n_outputs} output(s) is undefined before version "
+            "7; test mode has the output Y only, training mode all five"
+        )
     function = _batch_norm if spatial else _activation_norm
     return function(
         x, scale, bias, mean, var,
@@ -229,7 +247,11 @@ def instance_normalization(
         broadcast = (1, -1, *(1,) * (x.ndim - 2))
         return x * scale.reshape(broadcast) + bias.reshape(broadcast)
     # F.instance_norm refuses planes of one element, whose variance of 0 ONNX does define.
-    return torch.instance_norm(x, scale, bias, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled)
+    # With 16-bit parameters it would round the means before it subtracts them.
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    wide = (t.float() if half else t for t in (x, scale, bias))
+    y = torch.instance_norm(*wide, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled)
+    return y.to(x.dtype)
 
 
 @rules.rule("LayerNormalization", since=17)

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meta500.backends.numpy.operators.padding import check_pad
 from meta500.backends.torch.operators.integers import as_signed, as_type
-from meta500.errors import UserError
 
 Ints = tuple[int, ...]
 Scalar = bool | int | float
@@ -22,18 +22,16 @@ def pad(x: Tensor, begin: Ints, end: Ints, mode: str, value: Scalar) -> Tensor:
     ones are cut off first.
 
     Raises:
-        UserError: a negative count in wrap mode (whether the other end wraps around what was cut off is not
-            defined), more cut off than there is, or nothing to repeat.
+        UserError: more cut off than there is, nothing to repeat, or one end cut off where the other one
+            repeats what the cut would change.
     """
-    if any(n + b + e < 0 for n, b, e in zip(x.shape, begin, end, strict=True)):
-        raise UserError(f"Pad: begin {begin} and end {end} cut off more than the input's {tuple(x.shape)}")
+    for axis, (b, e) in enumerate(zip(begin, end, strict=True)):
+        check_pad(tuple(x.shape), axis, b, e, mode)
     more = tuple(max(b, 0) for b in begin), tuple(max(e, 0) for e in end)
     less = tuple(max(-b, 0) for b in begin), tuple(max(-e, 0) for e in end)
     if mode == "constant":
         pairs = [p for pair in zip(reversed(more[0]), reversed(more[1]), strict=True) for p in pair]
         return _cut(torch.constant_pad_nd(x, pairs, value), *less)
-    if mode == "wrap" and any(map(any, less)):
-        raise UserError(f"Pad: mode wrap with negative pads {begin + end} is not defined; Slice first")
     x = _cut(x, *less)
     begin, end = more
     if _torch_can(x, begin, end, mode):
@@ -42,10 +40,6 @@ def pad(x: Tensor, begin: Ints, end: Ints, mode: str, value: Scalar) -> Tensor:
     y = as_signed(x)
     for axis, (b, e) in enumerate(zip(begin, end, strict=True)):
         if b or e:
-            if y.shape[axis] == 0:
-                raise UserError(
-                    f"Pad: axis {axis} of shape {tuple(x.shape)} is empty, mode {mode} has nothing to repeat"
-                )
             y = _PADDERS[mode](y, axis, b, e)
     return as_type(y, x.dtype)
 

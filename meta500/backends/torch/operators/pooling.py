@@ -162,7 +162,9 @@ def average_pool(
     # avg_pool3d wants the window to fit without padding, too.
     large = rank < 3 or all(n >= k for n, k in zip(sizes, kernel, strict=True))
     # Nor do its functions take a tensor without channels.
-    if max(dilations) == 1 and large and x.numel() and _fits_torch(begin, end, kernel):
+    # On the CPU avg_pool3d has no 16-bit floats.
+    known = rank < 3 or x.is_cuda or x.dtype in (torch.float32, torch.float64)
+    if max(dilations) == 1 and large and known and x.numel() and _fits_torch(begin, end, kernel):
         return _AVERAGE[rank - 1](x, kernel, strides, begin, bool(ceil_mode), bool(count_include_pad))
 
     low, high = (0,) * rank, sizes

@@ -12,6 +12,7 @@ from torch import Tensor
 from meta500.backends.numpy.operators.quantization import check_granularity, check_zero_point
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.operators.cast import CAST_TYPE, FLOAT8, cast_tensor, to_float8
+from meta500.backends.torch.operators.integers import as_signed, as_type
 from meta500.errors import UserError
 
 INTEGERS = (torch.uint8, torch.int8, torch.uint16, torch.int16)
@@ -25,7 +26,7 @@ def spread(parameter: Tensor, shape: torch.Size, axis: int, block_size: int) -> 
     if not block_size:
         return parameter.reshape(-1, *(1,) * (len(shape) - axis - 1))
     places = torch.arange(shape[axis], device=parameter.device) // block_size
-    return parameter.index_select(axis, places)
+    return as_type(as_signed(parameter).index_select(axis, places), parameter.dtype)
 
 
 def exact(x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from meta500.backends import recurrent
 from meta500.backends.recurrent import Activation, Direction
 from meta500.backends.torch.operators import rules
+from meta500.backends.torch.operators.activation import bounded_line
 from meta500.errors import UserError
 
 Floats = tuple[float, ...]
@@ -47,7 +48,7 @@ def activate(function: Activation, x: Tensor) -> Tensor:
         case "ScaledTanh":
             return torch.tanh(x * b) * a
         case "HardSigmoid":
-            return torch.clamp(x * a + b, 0, 1)
+            return bounded_line(x, a, b)
         case "Elu":
             return F.elu(x, a)
         case "Softsign":

@@ -6,6 +6,10 @@ remains (the logarithm in ReduceLogSum, the square in ReduceSumSquare). Results 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +34,10 @@ def _dims(operator: str, x: Tensor, axes: int | Ints | None, noop: int = 0) -> I
         return None if noop else tuple(range(x.ndim))
     if any(not -x.ndim <= a < x.ndim for a in chosen):
         raise UserError(f"{operator}: axes {tuple(chosen)} are not all among the {x.ndim} axes of the input")
-    return tuple(sorted({a % x.ndim for a in chosen}))
+    normal = {a % x.ndim for a in chosen}
+    if len(normal) != len(chosen):
+        raise UserError(f"{operator}: axes {tuple(chosen)} name a dimension twice (rank {x.ndim})")
+    return tuple(sorted(normal))
 
 
 def _kept(x: Tensor, dims: Ints, keepdims: int) -> list[int]:
@@ -129,6 +136,17 @@ def _sum_square(x: Tensor, dims: Ints | None, keepdims: int) -> Tensor:
     if x.dtype in UNSIGNED:
         return as_type(_sum_square(as_signed(x), dims, keepdims), x.dtype)
     return _sum(x * x, dims, keepdims)
+
+
+def _of_integers(op: Any, types: Mapping[str, Any]) -> str:
+    kind = types.get(op.operands[0])
+    whole = kind is not None and kind.dtype is not None and kind.dtype.kind in "iu"
+    return "torch has no logarithm of integers" if whole else ""
+
+
+def _of_uint64(op: Any, types: Mapping[str, Any]) -> str:
+    kind = types.get(op.operands[0])
+    return "torch hardly computes with uint64" if kind is not None and kind.dtype == np.uint64 else ""
 
 
 @rules.rule("ReduceMean", since=1)
@@ -239,7 +257,7 @@ def reduce_log_sum_1(x: Tensor, *, axes: Ints | None = None, keepdims: int = 1) 
 def reduce_log_sum(
     x: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """ONNX ReduceLogSum: the logarithm of the sum; integers are refused."""
+    """ONNX ReduceLogSum: the logarithm of the sum; integers run on the host."""
     return _log_sum(x, _dims("ReduceLogSum", x, axes, noop_with_empty_axes), keepdims)
 
 
@@ -253,7 +271,7 @@ def reduce_log_sum_exp_1(x: Tensor, *, axes: Ints | None = None, keepdims: int =
 def reduce_log_sum_exp(
     x: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """ONNX ReduceLogSumExp: ``log(sum(exp(x)))`` without overflow; integers are refused."""
+    """ONNX ReduceLogSumExp: ``log(sum(exp(x)))`` without overflow; integers run on the host."""
     return _log_sum_exp(x, _dims("ReduceLogSumExp", x, axes, noop_with_empty_axes), keepdims)
 
 
@@ -269,6 +287,13 @@ def reduce_sum_square(
 ) -> Tensor:
     """ONNX ReduceSumSquare: the sum of squares."""
     return _sum_square(x, _dims("ReduceSumSquare", x, axes, noop_with_empty_axes), keepdims)
+
+
+# What torch lacks runs on numpy where the types are known beforehand.
+for _rule in (reduce_log_sum_1, reduce_log_sum, reduce_log_sum_exp_1, reduce_log_sum_exp):
+    _rule.host_when = _of_integers
+for _rule in (reduce_mean_1, reduce_mean, reduce_l2_1, reduce_l2):
+    _rule.host_when = _of_uint64
 
 
 def _position(operator: str, x: Tensor, axis: int, keepdims: int, last: int, largest: bool) -> Tensor:

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meta500.backends.numpy.operators.resize import check_fill
 from meta500.backends.torch.operators import rules
+from meta500.backends.torch.operators.integers import as_signed, as_type
 from meta500.backends.torch.operators.sampling import Filter, Step, plan
 from meta500.errors import UserError, choose
 
@@ -25,7 +27,7 @@ _COORDINATES = (
     "half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize",
 )  # fmt: skip
 
-# What Resize-10 and Upsample compute; their text leaves it open, every runtime agrees.
+# What Upsample and growing axes of Resize-10 compute; their text leaves it open, every runtime agrees.
 _ASYMMETRIC = Filter("nearest", "asymmetric", "floor", -0.75, 0, 0)
 
 
@@ -48,6 +50,19 @@ def _resampled(x: Tensor, axis: int, step: Step) -> Tensor:
     return total
 
 
+def _fill(value: float, dtype: torch.dtype) -> float | int:
+    """What stands where a region of interest leaves the input; the bits of unsigned types as signed ones.
+
+    Raises:
+        UserError: an integer type does not hold the value.
+    """
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return value
+    limits = torch.iinfo(dtype)
+    check_fill(value, limits.min, limits.max, str(dtype).removeprefix("torch."))
+    return as_signed(torch.tensor(int(value), dtype=dtype)).item()
+
+
 def _resized(
     x: Tensor,
     filter_: Filter,
@@ -68,6 +83,7 @@ def _resized(
             f"Resize: mode {filter_.mode} on {x.dtype} is undefined, ONNX does not say how to round; "
             "cast the input to a float type"
         )
+    dtype, x = x.dtype, as_signed(x)
     # Half precision is too narrow for weights.
     narrow = x.dtype in (torch.float16, torch.bfloat16) and filter_.mode != "nearest"
     shape, kernel, steps = plan(
@@ -90,8 +106,9 @@ def _resized(
     y = y.to(x.dtype) if narrow else y
     for axis, _, _, _, outside in steps:
         if outside is not None:
-            y = y.masked_fill(outside.reshape(-1, *(1,) * (x.ndim - 1 - axis)), extrapolation_value)
-    return y
+            fill = _fill(extrapolation_value, dtype)
+            y = y.masked_fill(outside.reshape(-1, *(1,) * (x.ndim - 1 - axis)), fill)
+    return as_type(y, dtype)
 
 
 def _checked(
@@ -126,8 +143,16 @@ def _asymmetric(operator: str, mode: str, known: tuple[str, ...]) -> Filter:
 
 @rules.rule("Resize", since=10, host=("scales",))
 def resize_10(x: Tensor, scales: Floats, *, mode: str = "nearest") -> Tensor:
-    """ONNX Resize-10: asymmetric coordinates, and in nearest mode the element before."""
-    return _resized(x, _asymmetric("Resize", mode, ("nearest", "linear")), scales=scales)
+    """ONNX Resize-10: asymmetric coordinates.
+
+    Its text does not say which neighbour is nearest: growing axes take the lower one, shrinking axes the
+    upper one, as the conformance case of that release demands (scale 0.6 of 1 2 3 4 is 1 3).
+    """
+    filter_ = _asymmetric("Resize", mode, ("nearest", "linear"))
+    if mode == "linear" or min(scales, default=1) >= 1:
+        return _resized(x, filter_, scales=scales)
+    shrunk = _resized(x, filter_._replace(nearest_mode="ceil"), scales=[min(s, 1) for s in scales])
+    return _resized(shrunk, filter_, scales=[max(s, 1) for s in scales])
 
 
 @rules.rule("Resize", since=11, host=("roi", "scales", "sizes"))
@@ -143,11 +168,12 @@ def resize_11(
     extrapolation_value: float = 0.0,
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
+    since_version: int = 13,
 ) -> Tensor:
     """ONNX Resize-11 and -13; see ``resize``."""
     filter_ = _checked(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
-        extra=("tf_half_pixel_for_nn",),
+        extra=("tf_half_pixel_for_nn",) if since_version < 13 else (),
     )  # fmt: skip
     return _resized(x, filter_, roi=roi, scales=scales, sizes=sizes, extrapolation_value=extrapolation_value)
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from meta500.backends.numpy.operators.resize import check_unscaled
 from meta500.errors import UserError
 
 Ints = tuple[int, ...]
@@ -113,6 +114,8 @@ def _plan(
                 f"Resize: tf_crop_and_resize with scale {axis.scale} gives axis {axis.axis} the fractional "
                 f"size {axis.length}, for which ONNX's text and reference differ; give sizes instead"
             )
+        if filter_.coordinate_transformation_mode == "tf_half_pixel_for_nn" and axis.scale == 1:
+            check_unscaled(axis.axis, axis.size, filter_.mode, filter_.nearest_mode)
     changed = tuple(a for a in resized if a.scale != 1 or a.out != a.size or (a.start, a.end) != (0.0, 1.0))
     kernel = _kernel(shape, changed, filter_) if dtype.is_floating_point else None
     # A tensor made in inference mode could not take part in a later gradient.
@@ -125,7 +128,8 @@ def _step(axis: Axis, filter_: Filter, dtype: torch.dtype, device: torch.device)
     outside = None
     if filter_.coordinate_transformation_mode == "tf_crop_and_resize":
         x = _sources(axis, filter_.coordinate_transformation_mode)
-        outside = torch.tensor((x < 0) | (x > axis.size - 1), device=device)
+        beyond = (x < 0) | (x > axis.size - 1)
+        outside = torch.tensor(beyond, device=device) if beyond.any() else None
     if filter_.mode == "nearest":
         return axis.axis, torch.tensor(_nearest(axis, filter_), device=device), None, None, outside
     positions, weights = _taps(axis, filter_)
@@ -163,7 +167,7 @@ def _resized(shape: Ints, roi: Floats, scales: Floats, sizes: Ints, axes: Ints, 
             scale = Fraction(scales[place])
             # In float32, as ONNX's shape inference multiplies: 10 * 0.7 is 7, not 6.9999998.
             out = int(np.floor(np.float32(size) * np.float32(scales[place])))
-            if end - start != 1 and scale != 1:
+            if end - start != 1:
                 raise UserError(
                     "Resize: scales together with a roi of another extent than 1 have a size that ONNX's "
                     "text and reference compute differently; give sizes instead"

@@ -132,7 +132,9 @@ def _window(
     steps = torch.arange(count, device=size.device, dtype=torch.float64)
     angle = steps * (2 * math.pi / max(period, 1))
     a0, a1, a2 = terms
-    return (a0 - a1 * torch.cos(angle) + a2 * torch.cos(2 * angle)).to(dtype)
+    window = a0 - a1 * torch.cos(angle) + a2 * torch.cos(2 * angle)
+    # An integer type cuts off the fraction, and a rounding error must not take a whole one with it.
+    return (window if dtype.is_floating_point else window.round(decimals=12)).to(dtype)
 
 
 @rules.rule("BlackmanWindow", since=17)

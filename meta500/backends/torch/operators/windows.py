@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 
+from meta500.backends.numpy.operators.windows import refuse_negative
 from meta500.errors import UserError
 
 AUTO_PAD = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
@@ -96,8 +97,11 @@ def window_pads(
     begin, end = explicit_pads(operator, auto_pad, pads, len(sizes))
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         reach = extents(kernel, dilations)
-        total = [max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in zip(sizes, strides, reach, strict=True)]
-        return same_pads(auto_pad, total)
+        total = [(-(-n // s) - 1) * s + r - n for n, s, r in zip(sizes, strides, reach, strict=True)]
+        for axis, padding in enumerate(total):
+            if padding < -1 and not operator.startswith("Conv"):
+                refuse_negative(operator, auto_pad, padding, axis)
+        return same_pads(auto_pad, [max(t, 0) for t in total])
     return begin, end
 
 
