@@ -30,7 +30,7 @@ model = meta500.models.digits_cnn(batch=4)
 
 print("\n".join(diff(model, "torch", "numpy").summary()))
 
-found = diff(model, "torch", "faulty", out=Path("difference"))
+found = diff(model, "torch", "faulty", out=Path("runs/difference"))
 print("\n".join(found.summary()))
 for finding in found.findings:
     if finding.verdict == "differs":

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+# More choices than these are not listed in a message.
+_FEW = 40
+
 
 class UserError(Exception):
     """Bad input: the message names the file, node, option or value and says what would be right."""
@@ -30,13 +35,29 @@ def choose(kind: str, name: str, choices: object) -> str:
     """Return ``name`` if it is one of ``choices`` (an iterable of str), else raise with the choices.
 
     Raises:
-        UserError: names the unknown value, the nearest valid ones and all choices.
+        UserError: names the unknown value, the nearest valid ones and all choices where they are few.
     """
-    import difflib
-
     known = sorted(str(c) for c in choices)  # type: ignore[attr-defined]
     if name in known:
         return name
-    near = difflib.get_close_matches(str(name), known, n=1)
+    near = nearest(str(name), known)
+    if len(known) > _FEW:
+        hint = f"; the nearest are: {', '.join(near)}" if near else ""
+        raise UserError(f"unknown {kind} '{name}' among {len(known)}{hint}")
     hint = f" Did you mean '{near[0]}'?" if near else ""
     raise UserError(f"unknown {kind} '{name}'.{hint} Choose one of: {', '.join(known)}")
+
+
+def nearest(name: str, known: Iterable[str], n: int = 5) -> list[str]:
+    """The most similar of ``known`` whatever their case, the best first; empty where nothing is similar.
+
+    What stands before the last dot may be left out: "Scaler" is near "ai.onnx.ml.Scaler".
+    """
+    import difflib
+
+    lower: dict[str, list[str]] = {}
+    for choice in known:
+        for key in {choice.lower(), choice.lower().rpartition(".")[2]}:
+            lower.setdefault(key, []).append(choice)
+    found = difflib.get_close_matches(name.lower(), lower, n=n, cutoff=0.5)
+    return list(dict.fromkeys(choice for key in found for choice in lower[key]))[:n]

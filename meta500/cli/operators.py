@@ -71,7 +71,8 @@ def operators(
     """Check and time single operators on several backends; exit code 1 when one is wrong or failed."""
     import os
 
-    from meta500.benchmarks.operators.runner import BACKENDS, Plan, run
+    from meta500.benchmarks.operators.plan import BACKENDS, Plan
+    from meta500.benchmarks.operators.runner import run
 
     plan = Plan(
         operators=tuple(names or ()),

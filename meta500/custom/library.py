@@ -169,6 +169,14 @@ class Library:
             )
         return found
 
+    def compile(self) -> None:
+        """Compile and load the file now, where that has not been done.
+
+        Raises:
+            UserError: there is no compiler, it reports an error, or the file has no forward function.
+        """
+        _ = self._functions
+
     @property
     def _name(self) -> str:
         return self.label.rpartition(".")[2]

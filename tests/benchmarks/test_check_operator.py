@@ -145,6 +145,47 @@ def test_case_for_the_other_tools():
     assert (found.result, found.how) == (RIGHT, "host")
 
 
+def test_a_file_that_does_not_compile_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    from meta500.benchmarks.operators.plan import Plan
+    from meta500.benchmarks.operators.runner import run
+
+    (tmp_path / "operators.py").write_text(
+        "from meta500.custom import operator\n"
+        "@operator('tests.broken', outputs={'y': 'x'}, source='broken.cpp')\n"
+        "def Broken(x):\n"
+        "    return x\n"
+        "@Broken.example\n"
+        "def example(rng):\n"
+        "    return {'x': rng.standard_normal(5)}\n"
+    )
+    (tmp_path / "broken.cpp").write_text('#include "meta500.h"\nMETA500_FORWARD(Broken) { nonsense; }\n')
+    plan = Plan(custom=(str(tmp_path / "operators.py"),), time=False)
+    with pytest.raises(meta500.UserError, match=r"broken.cpp: does not compile:\n.*broken.cpp:2"):
+        run(plan, out=tmp_path / "run")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(meta500.UserError, match="no-such-compiler"):
+        run(plan, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_gradient_at_the_border_of_a_long_array_is_found():
+    @operator("tests.check", outputs={"y": "x"})
+    def Shifted(x):
+        y = x.copy()
+        y[1:] += x[:-1]
+        return y
+
+    @Shifted.backward
+    def shifted_backward(call, d_y):
+        d_x = d_y.copy()
+        d_x[:-1] += d_y[1:]
+        d_x[-1] += d_y[0]
+        return d_x
+
+    with pytest.raises(meta500.UserError, match="differs from central differences"):
+        meta500.check_operator(Shifted, [np.random.default_rng(0).standard_normal(100_000)])
+
+
 def test_examples_of_a_file(tmp_path):
     path = tmp_path / "operators.py"
     path.write_text(

@@ -465,6 +465,13 @@ def test_no_gradients_to_compare():
         diff(b.build(), loss="y")
 
 
+def test_gradients_of_an_inference_backend_are_refused_where_they_are_asked_for():
+    pytest.importorskip("onnxruntime")
+    model = models.digits_cnn(batch=2)
+    with pytest.raises(UserError, match="--gradients: onnxruntime.* gives no gradients"):
+        diff(model, "onnxruntime", "numpy", gradients=True)
+
+
 def test_distances_by_structure():
     a = np.arange(3.0)
     assert distance([a, None], [a, None]).exact and distance(None, None).exact

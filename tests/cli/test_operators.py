@@ -59,7 +59,7 @@ def test_listing_runs_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["Sotfmax"], "Did you mean 'Softmax'"),
+        (["Sotfmax"], "The nearest are: Softmax, "),
         (["Softmax", "--out", "taken"], "taken: is not empty"),
     ],
 )

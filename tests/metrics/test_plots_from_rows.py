@@ -6,13 +6,16 @@ import pytest
 
 from meta500.errors import UserError
 from meta500.metrics.plots import (
+    Bar,
     Ratio,
     as_rows,
     bars_from_rows,
     curves_from_rows,
+    draw_bars,
     plots_from_run,
     ratios_from_rows,
 )
+from meta500.metrics.plots.from_rows import _on_one_line, _pages, _ratio_chunks
 from meta500.metrics.rows import Row, to_frame
 from meta500.metrics.run import RunFolder
 from meta500.metrics.runner import Runner
@@ -178,6 +181,28 @@ def test_many_categories_go_on_several_pages(tmp_path):
             run.append(Row(**base, operator=f"Op{k}", value=1e-3 * (k + 1)))
     names = [p.name for p in plots_from_run(run, formats=("svg",))]
     assert names == ["time-0-forward.svg", "time-0-forward-2.svg"]
+
+
+def test_pages_fit_on_paper_and_hold_every_category_once():
+    bars = [Bar(f"Op{k}", who, 1.0) for k in range(40) for who in ("numpy", "torch", "onnxruntime")]
+    pages = list(_pages(bars))
+    assert [number for number, _ in pages] == ["", "-2", "-3", "-4"]
+    assert [bar for _, page in pages for bar in page] == bars
+    assert {len(page) for _, page in pages} == {30}
+    assert all(draw_bars(page, quantity="time", unit="s").get_size_inches()[1] < 9.5 for _, page in pages)
+
+
+def test_ratios_of_one_contestant_need_no_headings_and_groups_stay_together():
+    single = [Ratio("torch eager", 1.0, 0.9, 1.1, f"case {k}") for k in range(50)]
+    lines, who = _on_one_line(single)
+    assert who == "torch eager"
+    assert [(r.label, r.group) for r in lines] == [(f"case {k}", "") for k in range(50)]
+    assert [len(page) for _, page in _ratio_chunks(lines)] == [34, 16]
+    pairs = [Ratio(who, 1.0, 0.9, 1.1, f"case {k}") for k in range(15) for who in ("a", "b")]
+    assert _on_one_line(pairs) == (pairs, "")
+    pages = [page for _, page in _ratio_chunks(pairs)]
+    assert [r for page in pages for r in page] == pairs
+    assert all(page[0].label == "a" for page in pages)
 
 
 def test_a_run_without_rows_has_no_plots(tmp_path):

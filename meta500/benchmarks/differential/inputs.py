@@ -44,7 +44,9 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); give an .npz file") from None
     except (ValueError, AttributeError, TypeError, zlib.error) as error:
-        raise UserError(f"{path}: is no .npz file of plain arrays ({error})") from None
+        # numpy would advise to load pickled objects, which runs whatever code is in them.
+        reason = "" if "pickle" in str(error) else f" ({error})"
+        raise UserError(f"{path}: is no .npz file of plain arrays{reason}") from None
     except Exception as error:  # zipfile's BadZipFile
         raise UserError(f"{path}: is no .npz file ({error})") from None
 

@@ -81,6 +81,8 @@ def diff(
     report = Difference(model.path or model.name, first.label, second.label)
     for which in (first, second):
         reason = check_gradients(which)
+        if gradients and reason:
+            raise UserError(f"--gradients: {which.label} gives no gradients: {reason}")
         if wanted and reason:
             report.notes.append(f"forward only, since {which.label} gives no gradients: {reason}")
             wanted = False

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meta500.errors import UserError, choose
+from meta500.errors import UserError, choose, nearest
 from meta500.graph import Model, load
 
 # An array, a list (sequence), None (empty optional) or a dict (map).
@@ -86,14 +86,17 @@ def cases(
         names: only these, with or without "test_".
 
     Raises:
-        UserError: an unknown suite, operator or name; the message lists what there is.
+        UserError: an unknown suite, operator or name; the message names the nearest.
     """
     found = _suite(choose("suite", suite, SUITES))
     if operators is not None:
         known = {case.operator for case in found.values()} - {""}
         if not known:
             raise UserError(f"the cases of suite '{suite}' are about no operator; choose them by name")
-        wanted = {choose("operator", operator, known) for operator in operators}
+        for operator in operators:
+            if operator not in known:
+                raise _no_case(operator, suite, known)
+        wanted = set(operators)
         found = {name: case for name, case in found.items() if case.operator in wanted}
     if names is not None:
         found = {name: found[name] for name in sorted({_known(name, suite, found) for name in names})}
@@ -112,6 +115,16 @@ def operators(suite: str = "node") -> list[str]:
 def operator_name(domain: str, op_type: str) -> str:
     """The name of an operator in results: "Conv", or "ai.onnx.ml.Scaler" outside the standard domain."""
     return f"{domain}.{op_type}" if domain not in ("", "ai.onnx") else op_type
+
+
+def _no_case(operator: str, suite: str, known: set[str]) -> UserError:
+    near = nearest(operator, known)
+    hint = f". The nearest are: {', '.join(near)}" if near else ""
+    option = "" if suite == "node" else f" --suite {suite}"
+    return UserError(
+        f"unknown operator '{operator}': none of the {len(known)} operators of suite '{suite}' has this name"
+        f"{hint}. All of them: meta500 operators{option} --list"
+    )
 
 
 def _known(name: str, suite: str, found: dict[str, Case]) -> str:

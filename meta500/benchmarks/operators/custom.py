@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,6 +181,19 @@ def example_cases(
             taken = example.dtypes()
             found.append(_case(example, dtype if dtype in taken or not taken else taken[0]))
     return found
+
+
+def compile_libraries(cases: Iterable[Case]) -> None:
+    """Compile the C++ files of the operators of ``cases``, so that errors are known at once.
+
+    Raises:
+        UserError: as :meth:`meta500.custom.library.Library.compile`.
+    """
+    for case in cases:
+        for op in case.model().graph.operations:
+            library = getattr(getattr(type(op), "definition", None), "library", None)
+            if library is not None:
+                library.compile()
 
 
 @dataclass(frozen=True)

@@ -66,12 +66,15 @@ def directional(
 def direction(rng: np.random.Generator, point: np.ndarray) -> np.ndarray:
     """A direction at ``point``: signs drawn at random, as long as a typical element is large.
 
-    Elements that are not finite don't move, and of many elements only some do: each that moves may meet a
-    kink.
+    Elements that are not finite don't move, and of many elements only some do, since each that moves may
+    meet a kink; those in the corners are among them, since an operator may treat borders in another way.
     """
     signs = rng.choice((-1.0, 1.0), point.shape)
     if point.size > _MOVED:
-        signs *= rng.random(point.shape) < _MOVED / point.size
+        moved = rng.random(point.shape) < _MOVED / point.size
+        near = (0, 1, -2, -1) if point.ndim <= 3 else (0, -1)
+        moved[np.ix_(*([i for i in near if -size <= i < size] for size in point.shape))] = True
+        signs *= moved
     return np.where(np.isfinite(point), signs * scale(point), 0.0)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from meta500.benchmarks.operators.runner import Plan, chosen_cases
+from meta500.benchmarks.operators.plan import Plan, chosen_cases
 from meta500.benchmarks.operators.sweeps import problems
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from meta500.backends.network import network
+from meta500.benchmarks.operators.case_runner import skipped_row, time_work
+from meta500.benchmarks.operators.plan import Plan
+from meta500.benchmarks.operators.quantities import CHECK, GRADIENT, GRADIENT_CHECK
 from meta500.benchmarks.operators.roofline import PEAK, Roofline
-from meta500.benchmarks.operators.runner import GRADIENT, GRADIENT_CHECK, Plan, skipped_row, time_work
 from meta500.benchmarks.operators.sweeps import CALLS, Problem, disagreement, obstacle
 from meta500.benchmarks.operators.timing import Work
 from meta500.benchmarks.protocol import Emit, Protocol, shape_text, version, who
@@ -18,7 +20,6 @@ from meta500.errors import UserError
 from meta500.metrics.norms import tolerance
 from meta500.metrics.rows import Row
 
-CHECK = "conformance"
 # A gradient is a product as well: each backend misses it by as much as its own product.
 BOTH = 2.0
 

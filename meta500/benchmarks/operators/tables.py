@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from meta500.benchmarks.operators.accuracy import epsilon
+from meta500.benchmarks.operators.quantities import GRADIENT, HOST_NOTE, SKIPPED, VERDICT
 from meta500.benchmarks.operators.roofline import BANDWIDTH, PEAK, PHASE
-from meta500.benchmarks.operators.runner import GRADIENT, HOST_NOTE, SKIPPED, VERDICT
 from meta500.benchmarks.operators.timing import ABOVE, BACKWARD, EMPTY, FORWARD, IN_CACHE, MEASURING
 from meta500.benchmarks.protocol import label
 from meta500.benchmarks.tables import duration, table_of, timed

@@ -245,8 +245,10 @@ def rate_rows(timing: Timing, counts: Counts, roofline: Roofline | None, dtype: 
             value, low, high = known
             share = {"quantity": "roofline_share", "unit": "1", "value": value, "low": low, "high": high}
             bound = roofline.bound(dtype, counts.flops, counts.bytes)
-            above = value > 1 and (bound == PEAK or not roofline.fits_cache(counts.bytes))
-            rows.append({**share, **shared, **({"note": ABOVE[bound]} if above else {})})
+            # A cache lifts the limit of the memory, not that of arithmetic.
+            cached = bound == BANDWIDTH and roofline.fits_cache(counts.bytes)
+            note = IN_CACHE if cached else ABOVE[bound] if value > 1 else ""
+            rows.append({**share, **shared, "note": note})
     return rows
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 BAR_INCHES = 0.17
 GAP_INCHES = 0.14
+LINE_INCHES = 0.23
 LABEL_CHARACTERS = 32
 VALUE_SIZE = 7
 # Ratios that reach further than this get ticks like any logarithmic axis.
@@ -201,10 +202,10 @@ def draw_ratios(
     for ratio in ratios:
         if ratio.group != group:
             group = ratio.group
-            lines.append((group, None))
+            lines.append((textwrap.fill(group, LABEL_CHARACTERS), None))
         lines.append((textwrap.fill(ratio.label, LABEL_CHARACTERS), ratio))
     with drawing():
-        heights = [0.09 + 0.14 * (1 + text.count("\n")) for text, _ in lines]
+        heights = [LINE_INCHES + 0.14 * text.count("\n") for text, _ in lines]
         centres = np.cumsum(heights) - np.array(heights) / 2
         figure = new_figure(WIDTH, sum(heights) + 0.75 + (0.2 if title else 0.0))
         axes = figure.subplots()

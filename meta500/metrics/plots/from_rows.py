@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meta500.errors import UserError
-from meta500.metrics.plots.bars import Bar, Ratio, bar_plot, ratio_plot
+from meta500.metrics.plots.bars import BAR_INCHES, GAP_INCHES, LINE_INCHES, Bar, Ratio, bar_plot, ratio_plot
 from meta500.metrics.plots.curves import Curve, curve_plots, four_panels
 from meta500.metrics.plots.heatmap import heatmap_plots
 from meta500.metrics.plots.roofline import roofline_plots
@@ -25,8 +26,8 @@ WHAT = ("model", "node", "operator", "shape", "dtype", "batch", "optimizer", "da
 WHO = ("backend", "mode", "version", "device", "threads", "ranks", "protocol", "seed", "run_id")
 SERIES = ("model", "dataset", "optimizer", "backend", "mode", "device", "dtype", "batch")
 CURVE = (*SERIES, "threads", "ranks", "version", "seed", "run_id")
-# More categories than this on one page are hard to read; the rest goes on further pages.
-PAGE = 30
+# The largest part of a page that bars or lines take; the rest goes on further pages.
+PAGE_INCHES = 8.0
 CURVE_PHASES = ("training_step", "training_set", "test_set")
 
 
@@ -130,11 +131,11 @@ def plots_from_run(folder: Any, formats: Sequence[str] = ("png", "pdf")) -> list
     target = run.path / "plots"
     curves = curves_from_rows(rows)
     written = curve_plots(curves, target, formats) if four_panels(curves) else []
+    # The fetching of batches and the call of an empty network are not worth figures of their own.
+    drawn = [r for r in rows if r.phase not in ("fetch", "measuring")]
     for quantity in ("time", "throughput", "peak_memory", "first_call"):
-        # The fetching of batches is not worth a figure of its own.
-        chosen = [r for r in rows if r.quantity == quantity and r.phase != "fetch"]
-        written += _bar_pages(chosen, target, formats)
-    written += _ratio_pages([r for r in rows if r.quantity == "ratio"], target, formats)
+        written += _bar_pages([r for r in drawn if r.quantity == quantity], target, formats)
+    written += _ratio_pages([r for r in drawn if r.quantity == "ratio"], target, formats)
     return written + roofline_plots(rows, target, formats) + heatmap_plots(rows, target, formats)
 
 
@@ -164,14 +165,18 @@ def _ratio_pages(rows: Sequence[Row], target: Path, formats: Sequence[str]) -> l
     for key in dict.fromkeys((r.level, r.baseline) for r in rows):
         level, baseline = key
         group = [r for r in rows if (r.level, r.baseline) == key]
-        ratios = ratios_from_rows(group)
+        phases = {r.phase for r in group}
+        phase = phases.pop() if len(phases) == 1 else ""
+        # A phase that all share is named once, at the axis.
+        ratios, who = _on_one_line(ratios_from_rows([replace(r, phase="") if phase else r for r in group]))
         name = _file_name("ratio", str(level), baseline)
-        for start in range(0, len(ratios), PAGE):
-            number = f"-{start // PAGE + 1}" if start else ""
+        time = f"{phase.replace('_', ' ')} time of {who}" if who else f"{phase.replace('_', ' ')} time"
+        time = time.strip()
+        for number, page in _ratio_chunks(ratios):
             written += ratio_plot(
-                ratios[start : start + PAGE],
+                page,
                 [target / f"{name}{number}.{kind}" for kind in formats],
-                quantity=f"time relative to {baseline}" if baseline else "ratio of two measurements",
+                quantity=f"{time} relative to {baseline}" if baseline else "ratio of two measurements",
                 interval=_interval_words(group, "interval"),
             )
     return written
@@ -183,11 +188,41 @@ def _aspect(row: Row) -> str:
 
 
 def _pages(bars: Sequence[Bar]) -> Iterable[tuple[str, list[Bar]]]:
+    """Categories in pages of about equal length that fit on paper, each with its number for the file."""
     categories = list(dict.fromkeys(bar.category for bar in bars))
-    for start in range(0, len(categories), PAGE):
-        chosen = set(categories[start : start + PAGE])
-        number = f"-{start // PAGE + 1}" if start else ""
-        yield number, [bar for bar in bars if bar.category in chosen]
+    height = len({bar.series for bar in bars}) * BAR_INCHES + GAP_INCHES
+    pages = max(1, math.ceil(len(categories) * height / PAGE_INCHES))
+    length = math.ceil(len(categories) / pages)
+    for page in range(math.ceil(len(categories) / length)):
+        chosen = set(categories[page * length : (page + 1) * length])
+        yield f"-{page + 1}" if page else "", [bar for bar in bars if bar.category in chosen]
+
+
+def _ratio_chunks(ratios: Sequence[Ratio]) -> Iterable[tuple[str, list[Ratio]]]:
+    """Whole groups in pages that fit on paper, each with its number for the file."""
+    groups: dict[str, list[Ratio]] = {}
+    for place, ratio in enumerate(ratios):
+        groups.setdefault(ratio.group or f"line {place}", []).append(ratio)
+    pages: list[list[Ratio]] = [[]]
+    inches = 0.0
+    for group in groups.values():
+        height = LINE_INCHES * (len(group) + bool(group[0].group))
+        if pages[-1] and inches + height > PAGE_INCHES:
+            pages.append([])
+            inches = 0.0
+        pages[-1] += group
+        inches += height
+    for page, chosen in enumerate(pages):
+        if chosen:
+            yield f"-{page + 1}" if page else "", chosen
+
+
+def _on_one_line(ratios: Sequence[Ratio]) -> tuple[list[Ratio], str]:
+    """Groups of one ratio each, all by the same: without headings, and the name of who it is."""
+    labels, groups = {r.label for r in ratios}, {r.group for r in ratios}
+    if len(labels) != 1 or len(groups) < max(len(ratios), 2):
+        return list(ratios), ""
+    return [replace(r, label=r.group, group="") for r in ratios], labels.pop()
 
 
 def _interval_words(rows: Sequence[Row], what: str = "median, interval") -> str:

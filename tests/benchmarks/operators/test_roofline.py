@@ -67,16 +67,17 @@ def test_rates_are_amount_over_median_with_interval():
 
 
 def test_a_share_above_one_says_why():
-    assert "note" not in rates(1e9, 1e6, 0.02)["roofline_share"]
+    assert rates(1e9, 1e6, 0.02)["roofline_share"]["note"] == ""
     arithmetic = rates(1e9, 1e3, 0.005)["roofline_share"]
     assert arithmetic["value"] == pytest.approx(2)
     assert arithmetic["note"] == timing.ABOVE[PEAK]
     memory = rates(1e6, 1e9, 0.025)["roofline_share"]
     assert memory["note"] == timing.ABOVE[BANDWIDTH]
-    # Data that fit the cache: the rows of the case carry that note already.
+    # A cache lifts the limit of the memory, not that of arithmetic.
     cached = rates(10, 900, 1e-9)["roofline_share"]
     assert cached["value"] > 1
-    assert "note" not in cached
+    assert cached["note"] == timing.IN_CACHE
+    assert rates(1_000_000, 900, 1.0)["roofline_share"]["note"] == ""
 
 
 def test_measured_limits_have_plausible_spread_and_survive_rows():

@@ -11,7 +11,9 @@ import pytest
 from meta500.backends.network import register
 from meta500.backends.numpy.network import NumpyNetwork
 from meta500.benchmarks.operators import runner
-from meta500.benchmarks.operators.runner import Plan, chosen_cases, measure_case, run
+from meta500.benchmarks.operators.case_runner import measure_case
+from meta500.benchmarks.operators.plan import Plan, chosen_cases
+from meta500.benchmarks.operators.runner import run
 from meta500.benchmarks.operators.timing import backend_options
 from meta500.errors import UserError
 from meta500.metrics.plots import plots_from_run
@@ -226,7 +228,7 @@ def test_impossible_plans_are_refused(plan, message):
 
 
 def test_unknown_names_are_refused_before_anything_runs(tmp_path):
-    with pytest.raises(UserError, match="Did you mean 'Conv'"):
+    with pytest.raises(UserError, match="The nearest are: Conv, "):
         run(Plan(operators=("Convv",)), out=tmp_path / "run")
     with pytest.raises(UserError, match="near are: relu"):
         run(Plan(patterns=("rellu",)), out=tmp_path / "run")

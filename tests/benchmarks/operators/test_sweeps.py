@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from meta500.benchmarks.operators.runner import Plan
+from meta500.benchmarks.operators.plan import Plan
 from meta500.benchmarks.operators.sweep_runner import measure_problem
 from meta500.benchmarks.operators.sweeps import SAMPLES, SWEEPS, disagreement, obstacle, problems, smallest
 from meta500.errors import UserError
