@@ -109,13 +109,13 @@ def overhead_table(rows: Sequence[Row]) -> Any:
 
 
 def table_of(title: str, left: Sequence[str], right: Sequence[str]) -> Any:
-    """An empty rich table with left- and right-aligned columns."""
+    """An empty rich table with left- and right-aligned columns; backends and operators are never broken."""
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", pad_edge=False)
     for name in left:
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name in ("backend", "operator"))
     for name in right:
         table.add_column(name, justify="right", overflow="fold")
     return table
