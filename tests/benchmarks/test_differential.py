@@ -95,7 +95,9 @@ def differing(report, phase=None):
 def test_clean_networks_agree(model):
     report = diff(model(), "torch", "numpy")
     assert report.same and report.gradients
-    assert {f.verdict for f in report.findings} == {"same"}
+    # An input of Relu within rounding of 0 may pass a gradient on one side only: amplified, no difference.
+    assert {f.verdict for f in report.findings if f.way == "alone" or f.phase == "forward"} == {"same"}
+    assert {f.verdict for f in report.findings} <= {"same", "amplified"}
     made = model()
     alone = {f.node for f in report.findings if f.way == "alone" and f.phase == "forward"}
     assert alone == {op.name for op in made.graph.operations}
