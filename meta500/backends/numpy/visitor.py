@@ -7,7 +7,6 @@ from typing import Any
 from meta500.backends.network import NATIVE, UNSUPPORTED, NodeCoverage
 from meta500.backends.numpy.operators import rules
 from meta500.backends.numpy.plan import Body, Step
-from meta500.backends.numpy.reference import reference_function, reference_refusal
 from meta500.backends.rules import Rule
 from meta500.errors import UserError
 from meta500.graph import Graph, Operation, Visitor
@@ -29,14 +28,11 @@ class NumpyVisitor(Visitor):
         """The step that runs ``op``.
 
         Raises:
-            UnsupportedOperation: neither a rule nor onnx.reference covers this version.
+            UnsupportedOperation: no rule covers this version.
         """
         entry = rules.find(op.domain, op.op_type, op.since_version)
         if entry is None:
-            function = reference_function(op)
-            if function is None:
-                return super().visit_operation(op, network)  # type: ignore[no-any-return]
-            return Step(op, Rule(function), op.operands, op.results, {}, ())
+            return super().visit_operation(op, network)  # type: ignore[no-any-return]
         graphs = body_graphs(op, self.graph)
         bodies = {name: Body.of(graph, type(self)(graph)) for name, graph in graphs.items()}
         captured = dict.fromkeys(name for body in bodies.values() for name in body.captured)
@@ -87,7 +83,4 @@ def node_coverage(op: Operation) -> NodeCoverage:
                 return NodeCoverage(*common, UNSUPPORTED, f"its subgraph has {inner.op_type}: {inner.reason}")
     if rules.find(op.domain, op.op_type, op.since_version) is not None:
         return NodeCoverage(*common, NATIVE)
-    refusal = reference_refusal(op)
-    if refusal:
-        return NodeCoverage(*common, UNSUPPORTED, refusal)
-    return NodeCoverage(*common, NATIVE, "onnx.reference")
+    return NodeCoverage(*common, UNSUPPORTED, f"no rule for version {op.since_version}")
