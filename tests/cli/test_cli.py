@@ -281,8 +281,14 @@ def test_nan_losses_end_the_run_and_keep_the_gradients(tmp_path):
 
 
 def test_ctrl_c_keeps_the_rows_and_marks_the_run(tmp_path):
+    # Tests that a shell runs in its background inherit that Ctrl-C is ignored.
+    program = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "runpy.run_module('meta500', run_name='__main__', alter_sys=True)"
+    )
+    options = ("train", "--epochs", "100000", "--out", "run", "--threads", "1")
     process = subprocess.Popen(
-        [sys.executable, "-m", "meta500", "train", "--epochs", "100000", "--out", "run", "--threads", "1"],
+        [sys.executable, "-c", program, *options],
         cwd=tmp_path,
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
