@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from meta500.errors import UserError
 from meta500.graph.model import Graph, Model, captured_names
 from meta500.graph.operation import FunctionCall, Operation
 from meta500.graph.types import TensorType
+
+_DIFFERENTIABLE = ("float16", "bfloat16", "float32", "float64")
 
 
 def requirements(graph: Graph, inputs: Iterable[str]) -> dict[str, frozenset[str]]:
@@ -89,3 +92,45 @@ def exact(array: np.ndarray, dtype: np.dtype, label: str, copy: bool = False) ->
 def shape_text(shape: Sequence[Any]) -> str:
     """A declared shape for messages: "[N, 3, ?]"."""
     return f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
+
+
+def check_shapes(declared: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare the shapes of fed tensors with the declared types; a symbolic dimension has one size.
+
+    Raises:
+        UserError: a wrong rank, size, or two sizes for one symbolic dimension.
+    """
+    symbols: dict[str, tuple[int, str]] = {}
+    for name, shape in shapes.items():
+        expected = getattr(declared[name], "shape", None)
+        if expected is None:
+            continue
+        if len(expected) != len(shape):
+            raise UserError(f"input '{name}' must have shape {shape_text(expected)}, got {list(shape)}")
+        for dimension, size in zip(expected, shape, strict=True):
+            if isinstance(dimension, int):
+                if dimension != size:
+                    raise UserError(
+                        f"input '{name}' must have shape {shape_text(expected)}, got {list(shape)}"
+                    )
+            elif isinstance(dimension, str):
+                first, where = symbols.setdefault(dimension, (size, name))
+                if first != size:
+                    raise UserError(
+                        f"input '{name}': dimension '{dimension}' is {size}, but {first} in input '{where}'"
+                    )
+
+
+def check_cotangent(loss: str, dtype: Any, shape: Sequence[int], cotangent: np.ndarray | None) -> None:
+    """Raises UserError unless ``loss`` can be differentiated with this cotangent (None: it is a scalar)."""
+    kind = str(dtype).removeprefix("torch.")
+    if kind not in _DIFFERENTIABLE:
+        raise UserError(
+            f"'{loss}' is {kind}; only outputs of type {', '.join(_DIFFERENTIABLE)} have gradients"
+        )
+    if cotangent is None and math.prod(shape) != 1:
+        raise UserError(f"the loss '{loss}' must be a scalar, it has shape {list(shape)}")
+    if cotangent is not None and tuple(np.shape(cotangent)) != tuple(shape):
+        raise UserError(
+            f"the cotangent of '{loss}' must have its shape {list(shape)}, got {list(np.shape(cotangent))}"
+        )

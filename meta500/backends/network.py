@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +15,11 @@ import numpy as np
 from meta500.backends.checks import (
     at_opset,
     check_model,
+    check_shapes,
     contradicts,
     exact,
     is_whole,
     requirements,
-    shape_text,
 )
 from meta500.backends.values import checked
 from meta500.errors import UnsupportedOperation, UserError, choose
@@ -29,7 +28,6 @@ from meta500.graph.operation import Operation
 from meta500.graph.types import TensorType, ValueType, is_floating
 
 GRADIENT_PREFIX = "grad/"
-_DIFFERENTIABLE = ("float16", "bfloat16", "float32", "float64")
 NATIVE, HOST, UNSUPPORTED = "native", "host", "unsupported"
 
 
@@ -403,22 +401,6 @@ class Network(ABC):
         if missing:
             raise UserError(f"the loss '{loss}' needs inputs that are missing: {', '.join(missing)}")
 
-    @staticmethod
-    def _check_cotangent(loss: str, dtype: Any, shape: Sequence[int], cotangent: np.ndarray | None) -> None:
-        """Raises UserError unless ``loss`` can be differentiated with this cotangent."""
-        kind = str(dtype).removeprefix("torch.")
-        if kind not in _DIFFERENTIABLE:
-            raise UserError(
-                f"'{loss}' is {kind}; only outputs of type {', '.join(_DIFFERENTIABLE)} have gradients"
-            )
-        if cotangent is None and math.prod(shape) != 1:
-            raise UserError(f"the loss '{loss}' must be a scalar, it has shape {list(shape)}")
-        if cotangent is not None and tuple(np.shape(cotangent)) != tuple(shape):
-            raise UserError(
-                f"the cotangent of '{loss}' must have its shape {list(shape)}, "
-                f"got {list(np.shape(cotangent))}"
-            )
-
     def _check_wrt(self, wrt: Sequence[str] | None) -> tuple[str, ...]:
         if wrt is None:
             return tuple(self._parameters)
@@ -442,32 +424,8 @@ class Network(ABC):
         return {name: new for name, new in updates.items() if needs.get(new, frozenset()) <= fed}
 
     def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Compare the shapes of the tensors fed with those declared; a symbolic dimension has one size.
-
-        Raises:
-            UserError: a wrong rank, size, or two sizes for one symbolic dimension.
-        """
-        symbols: dict[str, tuple[int, str]] = {}
-        for name, shape in shapes.items():
-            declared = self.model.graph.inputs[name]
-            expected = getattr(declared, "shape", None)
-            if expected is None:
-                continue
-            if len(expected) != len(shape):
-                raise UserError(f"input '{name}' must have shape {shape_text(expected)}, got {list(shape)}")
-            for dimension, size in zip(expected, shape, strict=True):
-                if isinstance(dimension, int):
-                    if dimension != size:
-                        raise UserError(
-                            f"input '{name}' must have shape {shape_text(expected)}, got {list(shape)}"
-                        )
-                elif isinstance(dimension, str):
-                    first, where = symbols.setdefault(dimension, (size, name))
-                    if first != size:
-                        raise UserError(
-                            f"input '{name}': dimension '{dimension}' is {size}, "
-                            f"but {first} in input '{where}'"
-                        )
+        """Compare the shapes of the tensors fed with those declared; see :func:`checks.check_shapes`."""
+        check_shapes(self.model.graph.inputs, shapes)
 
     def _as_input(self, name: str, value: Any) -> Any:
         """``value`` as an array of the declared dtype; a list, None or a dict for inputs that are no tensors.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meta500.backends.checks import check_cotangent
 from meta500.backends.network import GRADIENT_PREFIX, Network, NodeCoverage
 from meta500.backends.numpy.plan import Plan, Tape, is_differentiable, pullback
 from meta500.backends.numpy.visitor import NumpyVisitor, node_coverage
@@ -176,7 +177,7 @@ def backpropagate(
             operation between has no gradient.
     """
     value = np.asarray(values[loss])
-    Network._check_cotangent(loss, value.dtype, value.shape, cotangent)
+    check_cotangent(loss, value.dtype, value.shape, cotangent)
     seed = np.ones_like(value) if cotangent is None else np.asarray(cotangent, value.dtype)
     active = [name for name in targets if is_differentiable(values[name])]
     cotangents = pullback(tape, {loss: seed}, active)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from meta500.backends.checks import check_cotangent
 from meta500.backends.network import GRADIENT_PREFIX, Network, NodeCoverage
 from meta500.backends.torch.ambient import Ambient, parse_device
 from meta500.backends.torch.tensors import (
@@ -209,7 +210,7 @@ class TorchNetwork(Network):
         all_parameters: bool,
         cotangent: np.ndarray | None,
     ) -> None:
-        self._check_cotangent(loss, value.dtype, value.shape, cotangent)
+        check_cotangent(loss, value.dtype, value.shape, cotangent)
         if value.requires_grad:
             if cotangent is None:
                 seed = torch.ones_like(value)
