@@ -1,45 +1,105 @@
-"""The C++ compiler and its content-addressed cache of shared libraries.
+"""Shared libraries from C++ sources, built once and found again by content.
 
 A library is found by the hash of everything that decides its machine code: the sources, the headers that they
-include (system headers through the compiler's version), the flags, the compiler and the CPU. It is built in a
-folder beside its place and renamed there whole, so that processes that build the same library at once do not
-disturb each other; a damaged library is noticed by its checksum and built again.
+include (system headers through the compiler's version), the flags, the compiler and, where the flags mean
+this machine's processor, the processor. Its translation units are compiled at the same time; the object file
+of each is found by its own hash, so that a change of one unit compiles that one and links.
 
-Environment variables: ``CXX`` names the compiler (default ``g++``; arguments are allowed), ``CXXFLAGS`` has
-further flags, ``META500_CACHE`` names the cache folder (default ``$XDG_CACHE_HOME/meta500`` or
-``~/.cache/meta500``).
+:mod:`~meta500.backends.compiler` tells the environment variables that name the compiler,
+:mod:`~meta500.backends.library_cache` where results are kept (``META500_CACHE``; default
+``$XDG_CACHE_HOME/meta500`` or ``~/.cache/meta500``).
 """
 
 from __future__ import annotations
 
-import functools
+import ctypes
 import hashlib
-import itertools
-import json
 import os
-import platform
-import re
 import shlex
 import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from meta500.backends.compiler import (
+    Ended,
+    compiler,
+    compiler_version,
+    complaint,
+    has_openmp,
+    no_openmp,
+    run_all,
+    words,
+)
+from meta500.backends.library_cache import (
+    LIBRARY,
+    intact,
+    keep_failed,
+    library_entry,
+    load_object,
+    lock,
+    publish,
+    read_record,
+    store_object,
+    workplace,
+    write_record,
+)
+from meta500.backends.targets import Target, cpu_model, native_target, runs
+from meta500.backends.translation_units import Sources, add, files, units_of_texts
 from meta500.errors import UserError
 
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17", "-shared", "-fPIC")
-LIBRARY, RECORD = "library.so", "record.json"
+FLAGS = ("-O3", "-std=c++17")
+# For generated code, whose loops are written as they should run. No flag allows another order of operations;
+# fused multiply-add is g++'s default, and asked for on clang++.
+GENERATED_FLAGS = ("-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 
-# Environment variables that change what the compiler finds.
-_SEARCH = ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH")
-_INCLUDE = re.compile(r'(?:#\s*include(?:_next)?|\b__has_include\s*\()\s*([<"])([^>"\n]+)[>"]')
-_COMPUTED = re.compile(r"^\s*#\s*include\s+[A-Za-z_]", re.MULTILINE)
-_FIRST_ERRORS = 5
-# Lines of /proc/cpuinfo that tell processors apart; the others (frequency) change from moment to moment.
-_CPU = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features", "CPU part")
+# Part of every key: to be changed when the commands that this file makes change.
+_FORMAT = "2"
+_ONLY_LINKED = ("-l", "-L", "-Wl,", "-shared", "-static", "-rdynamic", "-fuse-ld")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One library to build: its sources, its target and its commands."""
+
+    sources: Sources
+    target: Target
+    openmp: bool
+    version: str
+
+    @property
+    def label(self) -> str:
+        return str(self.sources.units[0])
+
+    def compilation(self, unit: Path, folder: Path, output: Path) -> list[str]:
+        """The command that compiles one unit; a unit given as text lies in ``folder``."""
+        flags = [flag for flag in self.sources.flags if not flag.startswith(_ONLY_LINKED)]
+        places = [f"-I{place}" for place in self.sources.folders]
+        return [*self.sources.compiler, *flags, "-fPIC", *places, "-c", str(folder / unit), "-o", str(output)]
+
+    def linking(self, objects: Sequence[Path], library: Path) -> list[str]:
+        """The command that links; the flags follow the objects, as libraries have to."""
+        flags = [*self.sources.flags, "-shared", "-fPIC"]
+        if sys.platform.startswith("linux") and not any(f.startswith("-fsanitize") for f in flags):
+            # A function that nobody defines is an error now, not at the first call.
+            flags.append("-Wl,-z,defs")
+        return [*self.sources.compiler, *map(str, objects), *flags, "-o", str(library)]
+
+    def unit_keys(self) -> list[str]:
+        """Keys of the object files, in the order of the units."""
+        command = [*self.sources.compiler, *self.sources.flags]
+        parts = [_FORMAT, *command, *map(str, self.sources.folders), self.version]
+        if any("native" in word for word in command):
+            parts.append(cpu_model())
+        return [self.sources.key(unit, *parts) for unit in self.sources.units]
+
+    def again(self) -> _Job:
+        """The same job with the sources and headers as they are on disk now."""
+        old = self.sources
+        texts = {str(path): data.decode() for path, data in old.texts.items()}
+        new = Sources(old.units, texts, old.folders, old.compiler, old.flags)
+        return _Job(new, self.target, self.openmp, self.version)
 
 
 def compile_library(
@@ -47,258 +107,188 @@ def compile_library(
     flags: Sequence[str] = (),
     *,
     include: Sequence[str | os.PathLike[str]] = (),
+    base_flags: tuple[str, ...] | None = None,
+    target: Target | None = None,
+    openmp: bool = True,
 ) -> Path:
     """The shared library of C++ ``sources``, built now or found in the cache.
 
     Args:
-        sources: paths of C++ files.
-        flags: further flags, after :data:`FLAGS` and ``$CXXFLAGS`` (a later ``-O0`` or ``-std=...`` wins).
+        sources: paths of C++ files, each a translation unit.
+        flags: further flags, after all others and ``$CXXFLAGS`` (a later ``-O0`` or ``-std=...`` wins).
         include: folders searched for headers.
+        base_flags: instead of :data:`FLAGS`.
+        target: the processor; default: this machine's.
+        openmp: compile with OpenMP; without, its pragmas are ignored.
 
     Returns:
         The library's path, inside the cache.
 
     Raises:
-        UserError: a source or the compiler is missing, the code does not compile (the message has the file
-            and line of the first errors, and the command), or the cache can't be written.
+        UserError: a source or the compiler is missing, the compiler has no OpenMP, the code does not compile
+            or link (the message has the file and line of the first errors, and the command), or the cache
+            can't be written.
     """
-    files = [_source(source) for source in sources]
-    if not files:
-        raise UserError("a library is compiled from at least one source")
-    folders = [Path(folder).resolve() for folder in include]
-    command = [*compiler(), *FLAGS, *_words("CXXFLAGS"), *flags]
-    if sys.platform.startswith("linux"):
-        command.append("-Wl,-z,defs")  # a function that nobody defines is an error now, not at the first call
-    for _ in range(3):
-        key = library_key(files, command, folders)
-        target = cache_folder() / "libraries" / key
-        if _intact(target):
-            return target / LIBRARY
-        with _workplace(target) as folder:
-            _build(files, command, folders, folder)
-            # A source that was edited while it was compiled must not be stored under its old contents.
-            if library_key(files, command, folders) == key:
-                _publish(folder, target)
-                return target / LIBRARY
-    raise UserError(f"{files[0]}: changes while it is compiled")
+    return _library(files(sources), {}, flags, include, base_flags, target, openmp)
 
 
-def compiler() -> list[str]:
-    """The command of the C++ compiler: ``$CXX`` or g++.
+def compile_text(
+    texts: Mapping[str, str],
+    flags: Sequence[str] = (),
+    *,
+    include: Sequence[str | os.PathLike[str]] = (),
+    base_flags: tuple[str, ...] | None = GENERATED_FLAGS,
+    target: Target | None = None,
+    openmp: bool = True,
+) -> Path:
+    """The shared library of C++ sources given as text, built now or found in the cache.
+
+    The texts are kept beside the library, and its record names them.
+
+    Args:
+        texts: contents by plain file name. Each ``.cpp`` is a translation unit; ``.h`` and ``.hpp`` are
+            headers that the others include in quotes.
+        flags, include, base_flags, target, openmp: as in :func:`compile_library`; ``base_flags`` are
+            :data:`GENERATED_FLAGS` unless given.
+
+    Returns:
+        The library's path, inside the cache.
 
     Raises:
-        UserError: it is not installed.
+        UserError: as in :func:`compile_library`; of texts that do not compile the message names the folder in
+            which they are kept for a day.
     """
-    words = _words("CXX") or ["g++"]
-    if shutil.which(words[0]) is None:
+    return _library(units_of_texts(texts), texts, flags, include, base_flags, target, openmp)
+
+
+def load_library(library: Path) -> ctypes.CDLL:
+    """Load a library of the cache into this process.
+
+    Raises:
+        UserError: this machine's processor does not run it, or the system does not load it.
+    """
+    record = read_record(library.parent)
+    if not runs(record.get("machine", ""), record.get("needs", ())):
         raise UserError(
-            f"the C++ compiler '{words[0]}' is not installed; install g++ or name another one in the "
-            "environment variable CXX"
+            f"{library}: code for target '{record.get('target')}' does not run on this machine's processor "
+            f"({native_target().description}); compile it for 'native'"
         )
-    return words
-
-
-def _words(variable: str) -> list[str]:
-    """An environment variable as words of a command."""
-    text = os.environ.get(variable, "")
     try:
-        return shlex.split(text)
-    except ValueError as error:
+        return ctypes.CDLL(os.fspath(library))
+    except OSError as error:
         raise UserError(
-            f"the environment variable {variable} is no command line: {text!r} ({error})"
+            f"a compiled library cannot be loaded: {error}; if programs may not be run from its folder, name "
+            "another one in the environment variable META500_CACHE"
         ) from None
 
 
-def cache_folder() -> Path:
-    """Where built libraries are kept; the folder may not exist yet."""
-    given = os.environ.get("META500_CACHE")
-    if given:
-        return Path(given).expanduser().resolve()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "meta500"
+def _library(
+    units: Sequence[Path],
+    texts: Mapping[str, str],
+    flags: Sequence[str],
+    include: Sequence[str | os.PathLike[str]],
+    base_flags: tuple[str, ...] | None,
+    target: Target | None,
+    openmp: bool,
+) -> Path:
+    chosen = native_target() if target is None else target
+    command = compiler(chosen)
+    base = FLAGS if base_flags is None else base_flags
+    all_flags = [*base, *chosen.flags, *(["-fopenmp"] if openmp else []), *words("CXXFLAGS"), *flags]
+    folders = [Path(folder).resolve() for folder in include]
+    sources = Sources(units, texts, folders, command, all_flags)
+    job = _Job(sources, chosen, openmp, compiler_version(command))
+    for _ in range(3):
+        keys = job.unit_keys()
+        entry = library_entry(_library_key(job, keys))
+        if intact(entry):
+            return entry / LIBRARY
+        with lock(entry.name):
+            if intact(entry) or _build(job, keys, entry):
+                return entry / LIBRARY
+        job = job.again()
+    raise UserError(f"{job.label}: changes while it is compiled")
 
 
-def library_key(files: Sequence[Path], command: Sequence[str], folders: Sequence[Path]) -> str:
-    """The hash (hex) of all that decides the machine code of a library.
+def _library_key(job: _Job, unit_keys: Sequence[str]) -> str:
+    """The hash (hex) of all that decides a library.
 
-    Raises:
-        UserError: a file can't be read.
+    The texts are part of it by themselves because they are kept beside it, a header that nobody includes too.
     """
     digest = hashlib.sha256()
-
-    def add(*parts: str | bytes) -> None:
-        for part in parts:
-            data = part.encode() if isinstance(part, str) else part
-            digest.update(len(data).to_bytes(8, "little") + data)
-
-    add(*command, *map(str, folders), compiler_version(command[0]), cpu_model())
-    add(*(f"{name}={os.environ.get(name, '')}" for name in _SEARCH))
-    for path, data in sorted(_with_headers(files, command, folders).items()):
-        add(str(path), data)
+    add(digest, *unit_keys)
+    for path, data in job.sources.texts.items():
+        add(digest, str(path), data)
     return digest.hexdigest()[:40]
 
 
-def compiler_version(program: str) -> str:
-    """What ``program --version`` prints.
+def _build(job: _Job, keys: Sequence[str], entry: Path) -> bool:
+    """Compile what is not in the cache, link, and put the library into ``entry``.
 
-    Raises:
-        UserError: it does not run.
+    Returns:
+        False where a source has changed since its key was made: such a library must not be stored under it.
     """
-    found = shutil.which(program) or program
-    try:
-        stamp = os.stat(found).st_mtime_ns
-    except OSError:
-        stamp = 0
-    return _version(found, stamp)
+    sources = job.sources
+    with workplace("libraries") as folder:
+        work = folder / "work"
+        work.mkdir()
+        for path, data in sources.texts.items():
+            (folder / path).write_bytes(data)
+        objects = [work / f"{index}-{unit.stem}.o" for index, unit in enumerate(sources.units)]
+        missing = [i for i, key in enumerate(keys) if not _from_cache(key, objects[i])]
+        # Debuggers and profilers look for the texts where they will be.
+        moved = [f"-fdebug-prefix-map={folder}={entry}"] if sources.texts else []
+        commands = [[*job.compilation(sources.units[i], folder, objects[i]), *moved] for i in missing]
+        for ended in run_all(commands, work):
+            index = missing[commands.index(ended.command)]
+            _check(job, f"{sources.units[index]}: does not compile", ended, objects[index], folder, entry)
+        if job.again().unit_keys() != keys:
+            return False
+        for index in missing:
+            store_object(keys[index], objects[index].read_bytes())
+        link = job.linking(objects, folder / LIBRARY)
+        for ended in run_all([link], work):
+            _check(job, f"{job.label}: does not link", ended, folder / LIBRARY, folder, entry)
+        shutil.rmtree(work)
+        record = {
+            "target": job.target.name,
+            "machine": job.target.machine,
+            "needs": sorted(job.target.needs),
+            "compiler": job.version.splitlines()[:1],
+            "sources": [str(unit) for unit in sources.units],
+            "compiled": [shlex.join(command).replace(str(folder), str(entry)) for command in commands],
+            "linked": shlex.join(link).replace(str(folder), str(entry)),
+        }
+        write_record(folder, record, {str(path): len(data) for path, data in sources.texts.items()})
+        publish(folder, entry)
+        return True
 
 
-@functools.cache
-def _version(program: str, stamp: int) -> str:
-    done = _run([program, "--version"])
-    if done.returncode != 0:
-        raise UserError(f"the C++ compiler '{program}' does not run: {done.stderr.strip()}")
-    return done.stdout
+def _from_cache(key: str, path: Path) -> bool:
+    """Write the object file of an earlier build to ``path``; whether there is one."""
+    contents = load_object(key)
+    if contents is not None:
+        path.write_bytes(contents)
+    return contents is not None
 
 
-@functools.cache
-def cpu_model() -> str:
-    """Name and instruction sets of the processor, which decide what ``-march=native`` means."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    first = text.split("\n\n", maxsplit=1)[0]
-    lines = [
-        (name.strip(), value.strip()) for name, _, value in (x.partition(":") for x in first.splitlines())
-    ]
-    return platform.machine() + "".join(f"\n{name}:{value}" for name, value in lines if name in _CPU)
-
-
-def _source(source: str | os.PathLike[str]) -> Path:
-    path = Path(source).resolve()
-    if not path.is_file():
-        raise UserError(f"{os.fspath(source)}: there is no such C++ file")
-    return path
-
-
-def _with_headers(
-    files: Sequence[Path], command: Sequence[str], folders: Sequence[Path]
-) -> dict[Path, bytes]:
-    """Contents of the sources and of every header that they can reach outside of the system's folders.
-
-    Conditions around an ``#include`` are not evaluated, so this may find more than is compiled, never less.
-    """
-    found: dict[Path, bytes] = {}
-    waiting = list(files)
-    while waiting:
-        path = waiting.pop()
-        if path in found:
-            continue
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        found[path] = data
-        text = data.decode("utf-8", "replace")
-        if _COMPUTED.search(text):
-            waiting += _dependencies(path, command, folders)
-        for bracket, name in _INCLUDE.findall(text):
-            places = ([path.parent] if bracket == '"' else []) + [*folders, *_include_flags(command)]
-            waiting += [(place / name).resolve() for place in places if (place / name).is_file()]
-    return found
-
-
-def _include_flags(command: Sequence[str]) -> list[Path]:
-    words = list(command)
-    joined = [word[2:] for word in words if word.startswith("-I") and len(word) > 2]
-    apart = [b for a, b in itertools.pairwise(words) if a in ("-I", "-iquote", "-isystem")]
-    return [Path(folder) for folder in joined + apart]
-
-
-def _dependencies(path: Path, command: Sequence[str], folders: Sequence[Path]) -> list[Path]:
-    """What the compiler says ``path`` includes: for includes that only macros know."""
-    done = _run([*command, *(f"-I{folder}" for folder in folders), "-MM", str(path)])
-    words = shlex.split(done.stdout.replace("\\\n", " ").partition(":")[2])
-    return [Path(word).resolve() for word in words]
-
-
-def _build(files: Sequence[Path], command: Sequence[str], folders: Sequence[Path], folder: Path) -> None:
-    library = folder / LIBRARY
-    words = [*command, *(f"-I{place}" for place in folders), *map(str, files), "-o", str(library)]
-    done = _run(words)
-    if done.returncode != 0 or not library.is_file():
-        raise UserError(_compile_error(files, words, done.stderr))
-    record = {
-        "sha256": _checksum(library),
-        "command": words,
-        "compiler": compiler_version(command[0]).splitlines()[:1],
-        "sources": [str(path) for path in files],
-    }
-    (folder / RECORD).write_text(json.dumps(record, indent=1))
-
-
-def _compile_error(files: Sequence[Path], words: Sequence[str], output: str) -> str:
-    lines = output.strip().splitlines()
-    errors = [line for line in lines if "error:" in line or "undefined reference" in line]
-    shown = errors[:_FIRST_ERRORS] or lines[-_FIRST_ERRORS:] or ["the compiler says nothing"]
-    more = f"\n  and {len(errors) - len(shown)} more errors" if len(errors) > len(shown) else ""
-    text = "\n  ".join(shown)
-    return f"{files[0]}: does not compile:\n  {text}{more}\ncommand: {shlex.join(words)}"
-
-
-def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "LC_ALL": "C"}
-    try:
-        return subprocess.run(
-            list(words), capture_output=True, text=True, errors="replace", check=False, env=environment
-        )
-    except OSError as error:
-        raise UserError(f"the C++ compiler '{words[0]}' does not run: {error.strerror}") from None
-
-
-def _intact(folder: Path) -> bool:
-    """Whether ``folder`` holds a library that is as it was built."""
-    try:
-        record = json.loads((folder / RECORD).read_text())
-        return bool(record["sha256"] == _checksum(folder / LIBRARY))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@contextmanager
-def _workplace(target: Path) -> Iterator[Path]:
-    """An empty folder beside ``target``, removed afterwards if it still exists."""
-    try:
-        # What lies here is loaded into this process: nobody else may put anything into a folder made here.
-        target.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".build-", dir=target.parent))
-    except OSError as error:
-        raise UserError(
-            f"the cache folder {target.parent} cannot be written ({error.strerror}); "
-            "name another one in the environment variable META500_CACHE"
-        ) from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _publish(folder: Path, target: Path) -> None:
-    """Move a finished build to its place; one that another process has put there first stays."""
-    for _ in range(10):
-        try:
-            folder.rename(target)
+def _check(job: _Job, what: str, ended: Ended, output: Path, folder: Path, entry: Path) -> None:
+    """Raise UserError unless the compiler succeeded and wrote ``output``."""
+    if ended.status == 0:
+        if output.is_file() and output.stat().st_size > 0:
             return
-        except OSError:
-            if _intact(target):
-                return
-        damaged = Path(tempfile.mkdtemp(prefix=".build-", dir=target.parent))
-        with suppress(OSError):  # another process may have moved it away
-            target.rename(damaged / "entry")
-        shutil.rmtree(damaged, ignore_errors=True)
-    raise UserError(f"{target}: cannot be replaced; remove this folder of the cache")
+        what += "; the compiler ends well but writes nothing"
+    if job.openmp and _lacks_openmp(job.target):
+        raise UserError(no_openmp(job.target))
+    message = complaint(what, ended)
+    texts = {str(path): data.decode() for path, data in job.sources.texts.items()}
+    kept = keep_failed(entry.name, texts) if texts else None
+    # Paths in the message are of the build's folder, which goes away.
+    raise UserError(message if kept is None else message.replace(str(folder), str(kept)))
+
+
+def _lacks_openmp(target: Target) -> bool:
+    try:
+        return not has_openmp(target, again=True)
+    except UserError:  # it compiles nothing at all: not a matter of OpenMP
+        return False
