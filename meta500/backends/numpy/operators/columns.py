@@ -10,7 +10,8 @@ import numpy as np
 
 from meta500.backends.numpy.operators import rules
 from meta500.backends.numpy.operators.arrays import numeric, numeric_vjp
-from meta500.backends.numpy.operators.windows import (
+from meta500.backends.rules import Call
+from meta500.backends.windows import (
     buffer_shape,
     explicit_pads,
     padded,
@@ -18,7 +19,6 @@ from meta500.backends.numpy.operators.windows import (
     sliding,
     unpadded,
 )
-from meta500.backends.rules import Call
 from meta500.errors import UserError
 
 Ints = tuple[int, ...]

@@ -16,17 +16,15 @@ import numpy as np
 
 from meta500.backends.numpy.operators import rules
 from meta500.backends.numpy.operators.arrays import numeric, numeric_vjp
-from meta500.backends.numpy.operators.windows import (
+from meta500.backends.rules import Call
+from meta500.backends.windows import (
     Windows,
     buffer_shape,
-    divided,
-    explicit_pads,
     padded,
-    per_axis,
     sliding,
+    transposed,
     unpadded,
 )
-from meta500.backends.rules import Call
 from meta500.errors import UserError
 
 COLUMN_BYTES = 8 << 20
@@ -206,71 +204,6 @@ def conv_vjp(call: Call, d_y: np.ndarray) -> tuple[np.ndarray | None, ...]:
     return (d_x, d_w, _bias_gradient(call, d_y))[: len(call.inputs)]
 
 
-def _transposed_windows(
-    spatial: Sequence[int],
-    kernel: tuple[int, ...],
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
-    output_padding: Sequence[int] | None,
-    output_shape: Sequence[int] | None,
-    auto_pad: str,
-    since_version: int,
-) -> tuple[Windows, tuple[int, ...]]:
-    """Windows of the convolution whose adjoint is wanted, and the spatial shape of the result.
-
-    A total padding below zero counts as zero: the missing elements are zeros at the end.
-
-    Raises:
-        UserError: attributes do not fit, or ``refuse_odd`` applies.
-    """
-    rank = len(spatial)
-    steps = per_axis("ConvTranspose", "strides", strides, rank, 1, 1)
-    spread = per_axis("ConvTranspose", "dilations", dilations, rank, 1, 1)
-    extra = per_axis("ConvTranspose", "output_padding", output_padding, rank, 0, 0)
-    if output_shape:
-        shape: tuple[int, ...] | None = per_axis("ConvTranspose", "output_shape", output_shape, rank, 1, 1)
-        explicit_pads("ConvTranspose", None, auto_pad, rank)
-    elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        explicit_pads("ConvTranspose", pads, auto_pad, rank)
-        shape = tuple(n * s for n, s in zip(spatial, steps, strict=True))
-    else:
-        shape = None
-        begins, ends = explicit_pads("ConvTranspose", pads, auto_pad, rank)
-    full = [
-        s * (n - 1) + (k - 1) * d + 1 + e
-        for n, s, k, d, e in zip(spatial, steps, kernel, spread, extra, strict=True)
-    ]
-    if shape is None:
-        shape = tuple(f - b - e for f, b, e in zip(full, begins, ends, strict=True))
-        if min(shape) < 1:
-            raise UserError(
-                f"ConvTranspose: pads {list(pads or ())} leave nothing of an output of shape {tuple(full)}"
-            )
-    else:
-        totals = [max(f - n, 0) for f, n in zip(full, shape, strict=True)]
-        refuse_odd(totals, since_version)
-        sides = [divided(total, auto_pad) for total in totals]
-        begins, ends = (tuple(side[i] for side in sides) for i in (0, 1))
-    return Windows(kernel, steps, spread, begins, ends, tuple(spatial)), shape
-
-
-def refuse_odd(totals: Sequence[int], since_version: int) -> None:
-    """Refuse what ConvTranspose-1 leaves open: which side gets the odd element of a total padding.
-
-    Its equations have the sides exchanged against its own description of ``auto_pad``, against version 11
-    and against what runtimes do for both.
-
-    Raises:
-        UserError: an odd total before version 11.
-    """
-    if since_version < 11 and any(total % 2 for total in totals):
-        raise UserError(
-            f"ConvTranspose version {since_version}: total paddings {list(totals)} have an odd number, whose "
-            "sides are defined in two ways there; convert the model to opset 11 or later, or write pads"
-        )
-
-
 @rules.rule("ConvTranspose")
 @numeric
 def conv_transpose(
@@ -297,7 +230,7 @@ def conv_transpose(
         UserError: shapes and attributes do not fit; before version 11 an odd total padding.
     """
     _check("ConvTranspose", x, w, b, kernel_shape, group, transposed=True)
-    windows, shape = _transposed_windows(
+    windows, shape = transposed(
         x.shape[2:], w.shape[2:], strides, pads, dilations, output_padding, output_shape, auto_pad,
         since_version,
     )  # fmt: skip

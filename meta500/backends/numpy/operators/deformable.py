@@ -10,8 +10,8 @@ import numpy as np
 from meta500.backends.numpy.operators import rules
 from meta500.backends.numpy.operators.arrays import numeric, numeric_vjp
 from meta500.backends.numpy.operators.interpolation import linear_taps, sample, sample_adjoint
-from meta500.backends.numpy.operators.windows import Windows, sliding
 from meta500.backends.rules import Call
+from meta500.backends.windows import Windows, sliding
 from meta500.errors import UserError
 
 Ints = tuple[int, ...]

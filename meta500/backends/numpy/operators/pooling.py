@@ -14,14 +14,14 @@ import numpy as np
 
 from meta500.backends.numpy.operators import rules
 from meta500.backends.numpy.operators.arrays import numeric, numeric_vjp
-from meta500.backends.numpy.operators.windows import (
+from meta500.backends.rules import Call
+from meta500.backends.windows import (
     Windows,
     buffer_shape,
     padded,
     sliding,
     unpadded,
 )
-from meta500.backends.rules import Call
 from meta500.errors import UserError
 
 ALL = (slice(None), slice(None))

@@ -14,7 +14,7 @@ from meta500.backends.numpy.operators import rules
 from meta500.backends.numpy.operators.cast import plain
 from meta500.backends.numpy.operators.convolution import correlate
 from meta500.backends.numpy.operators.quantization import quantized
-from meta500.backends.numpy.operators.windows import sliding
+from meta500.backends.windows import sliding
 from meta500.errors import UserError
 
 Ints = tuple[int, ...]

@@ -107,7 +107,7 @@ def _kernel(distance: np.ndarray, mode: str, a: float) -> np.ndarray:
     return np.where(t <= 1, near, np.where(t < 2, far, 0))
 
 
-def _taps(axis: Axis, method: Method) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def taps(axis: Axis, method: Method) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Indices and weights (after, taps), and which outputs lie outside the input (tf_crop_and_resize)."""
     x = _coordinates(axis, method.coordinates)
     last = axis.before - 1
@@ -186,7 +186,7 @@ def _resample(
             )
         if method.coordinates == "tf_half_pixel_for_nn" and axis.width == axis.before:
             check_unscaled(axis.index, axis.before, method.mode, method.nearest)
-        index, weights, outside = _taps(axis, method)
+        index, weights, outside = taps(axis, method)
         if outside.any():
             masks.append((axis.index, outside))
         plain = weights.shape[1] == 1 or np.all(np.isin(weights, (0, 1)))
@@ -234,7 +234,7 @@ def _scaled_length(length: int, scale: float) -> int:
     return int(np.floor(np.float32(length) * np.float32(scale)))
 
 
-def _scale_axes(
+def scale_axes(
     operator: str, x: np.ndarray, scales: Sequence[float], places: Sequence[int], roi: Sequence[float]
 ) -> list[Axis]:
     if len(scales) != len(places) or min(scales, default=1) <= 0:
@@ -256,7 +256,7 @@ def _scale_axes(
     return axes
 
 
-def _size_axes(
+def size_axes(
     x: np.ndarray, sizes: Sequence[int], places: Sequence[int], roi: Sequence[float], policy: str
 ) -> list[Axis]:
     choose("keep_aspect_ratio_policy of Resize", policy, POLICIES)
@@ -326,9 +326,9 @@ def resize(
         if len(crop) != 2 * len(places):
             raise UserError(f"Resize: tf_crop_and_resize needs a roi of {2 * len(places)} numbers, got {roi}")
     if scales:
-        plan = _scale_axes("Resize", x, scales, places, crop)
+        plan = scale_axes("Resize", x, scales, places, crop)
     else:
-        plan = _size_axes(x, sizes or (), places, crop, keep_aspect_ratio_policy)
+        plan = size_axes(x, sizes or (), places, crop, keep_aspect_ratio_policy)
     method = Method(
         mode,
         coordinate_transformation_mode,
@@ -352,7 +352,7 @@ def _upsample(
     choose(f"mode of {operator}", mode, ("nearest", "linear"))
     y = x
     plans, masks = [], []
-    for axis in _scale_axes(operator, x, scales, range(x.ndim), ()):
+    for axis in scale_axes(operator, x, scales, range(x.ndim), ()):
         if operator == "Upsample" and axis.width < axis.before:
             raise UserError(f"Upsample: scales {list(scales)} must be at least 1")
         part: dict[str, Any] = {}

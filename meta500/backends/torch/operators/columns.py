@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meta500.backends.numpy.operators.columns import check_columns, unpooled_shapes
-from meta500.backends.numpy.operators.windows import Windows, buffer_shape, sliding
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.operators.gathering import looked_at
 from meta500.backends.torch.operators.integers import as_signed, as_type
+from meta500.backends.windows import Windows, buffer_shape, sliding
 from meta500.errors import UserError
 
 Ints = tuple[int, ...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from meta500.backends.numpy.operators.convolution import refuse_odd
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.operators.windows import (
     explicit_pads,
@@ -15,6 +14,7 @@ from meta500.backends.torch.operators.windows import (
     spatial_rank,
     window_pads,
 )
+from meta500.backends.windows import refuse_odd
 from meta500.errors import UserError
 
 Ints = tuple[int, ...]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from meta500.backends.numpy.operators.deformable import check_deformable, places_along
-from meta500.backends.numpy.operators.windows import sliding
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.operators.grid_sample import gathered, linear_taps
+from meta500.backends.windows import sliding
 from meta500.errors import UserError
 
 Ints = tuple[int, ...]

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from meta500.backends.numpy.operators.windows import refuse_negative
+from meta500.backends.windows import refuse_negative
 from meta500.errors import UserError
 
 AUTO_PAD = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
