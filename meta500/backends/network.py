@@ -478,6 +478,7 @@ def refuse_unsupported(
 ENTRY_POINTS = "meta500.backends"
 
 _BACKENDS: dict[str, str] = {
+    "generated": "meta500.backends.generated.network:GeneratedNetwork",
     "numpy": "meta500.backends.numpy.network:NumpyNetwork",
     "torch": "meta500.backends.torch.network:TorchNetwork",
     "onnxruntime": "meta500.backends.onnxruntime.network:OnnxRuntimeNetwork",

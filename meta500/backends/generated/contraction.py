@@ -1,0 +1,388 @@
+"""Register blocking of sums of products: which axes are kept in registers, unrolled, looped.
+
+Two forms cover convolutions in all directions, since both follow from the indices alone:
+
+- "stencil": one factor runs along the vectorised axis together with the result (an image), the other does not
+  (weights). Accumulators are a block of results: block axes x rows x vectors. Every image vector is loaded
+  once and multiplied with all weights that meet it.
+- "dual": both factors run along the vectorised axis, which is summed over (the gradient of weights).
+  Accumulators are a block of results, each a vector that is added up at the end; one factor is held in
+  registers for some rows, the other one moves past it with all its taps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from meta500.backends.generated.affine import Affine
+from meta500.backends.generated.expressions import Access, Apply, Expr, Index, Load, loads, walk
+from meta500.backends.generated.ir import SUM, Axis, Stage
+from meta500.backends.generated.layout import EXTERNAL, Place
+
+STENCIL, DUAL = "stencil", "dual"
+# A summed axis of at most so many iterations is unrolled if it moves the window (a tap).
+_LONGEST_TAP = 7
+_MOST_TAPS = 49
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A register-blocked sum of products.
+
+    Attributes:
+        stage: without guards, and without the axis of the images where a region runs them one by one.
+        form: stencil or dual.
+        first: the image of a stencil; the held factor of a dual.
+        second: the weights of a stencil; the moving factor of a dual.
+        lanes: numbers in a vector.
+        vector: the vectorised axis, and how many vectors are in a block.
+        rows: the axis of image rows, and how many rows are in a block.
+        outer: loops outside of everything.
+        blocks: axes of the result with the size of their block.
+        taps: unrolled axes; summed over in a stencil, written in a dual.
+        inner: summed axes with a loop.
+        interleaved: written axes (of a stencil) whose elements lie between those of the vectorised one.
+        masked: whether the last vector of a row is partly beyond its end.
+        private: whether threads add into copies of their own.
+    """
+
+    stage: Stage
+    form: str
+    first: Load
+    second: Load
+    lanes: int
+    vector: tuple[Axis, int]
+    rows: tuple[Axis, int]
+    outer: tuple[Axis, ...]
+    blocks: tuple[tuple[Axis, int], ...]
+    taps: tuple[Axis, ...]
+    inner: tuple[Axis, ...]
+    interleaved: tuple[Axis, ...] = ()
+    masked: bool = False
+    private: bool = False
+
+    @property
+    def split(self) -> Axis:
+        """The axis whose range the caller chooses."""
+        return self.rows[0]
+
+    @property
+    def granule(self) -> int:
+        """Ranges begin and end at multiples of this."""
+        return self.rows[1]
+
+    def __str__(self) -> str:
+        def block(pair: tuple[Axis, int]) -> str:
+            return f"{pair[0].name}<{pair[0].size} by {pair[1]}"
+
+        parts = [f"{self.form} on {self.lanes} lanes: rows {block(self.rows)}"]
+        parts.append("blocks " + (", ".join(map(block, self.blocks)) or "-"))
+        parts.append(f"vectors {block(self.vector)}")
+        if self.outer:
+            parts.append("outside " + ", ".join(f"{a.name}<{a.size}" for a in self.outer))
+        if self.inner:
+            parts.append("summed " + ", ".join(f"{a.name}<{a.size}" for a in self.inner))
+        if self.taps:
+            parts.append("unrolled " + ", ".join(f"{a.name}<{a.size}" for a in self.taps))
+        if self.interleaved:
+            parts.append("interleaved " + ", ".join(a.name for a in self.interleaved))
+        if self.masked:
+            parts.append("last vector masked")
+        if self.private:
+            parts.append("into private copies")
+        return "; ".join(parts)
+
+
+def blocked(
+    stage: Stage,
+    places: Mapping[str, Place],
+    rows_axis: str | None,
+    lanes: int,
+    registers: int,
+    private: bool,
+) -> Blocked | None:
+    """The blocking of a stage, None where it is no such sum of products."""
+    factors = _product(stage)
+    if factors is None or stage.guards or rows_axis is None or stage.winner is not None:
+        return None
+    if any(places[x.access.tensor].c_type != "real" for x in stage.loads()):
+        return None
+    sizes = {a.name: a for a in stage.axes}
+    if rows_axis not in sizes:
+        return None
+    for first, second in (factors, factors[::-1]):
+        found = _stencil(stage, first, second, places, sizes[rows_axis], lanes, registers, private)
+        found = found or _dual(stage, first, second, places, sizes[rows_axis], lanes, registers, private)
+        if found is not None:
+            return found
+    return None
+
+
+def _product(stage: Stage) -> tuple[Load, Load] | None:
+    value = stage.value
+    if stage.combine != SUM or not isinstance(value, Apply) or value.function != "mul":
+        return None
+    first, second = value.arguments
+    if isinstance(first, Load) and isinstance(second, Load) and first != second:
+        return first, second
+    return None
+
+
+def steps(access: Access, places: Mapping[str, Place]) -> dict[str, int]:
+    """Elements that every axis moves an access."""
+    return dict(places[access.tensor].address(access).terms)
+
+
+def _width(axis: Axis, lanes: int) -> tuple[int, bool] | None:
+    """Lanes that suit the length of a row, and whether its last vector is masked."""
+    for width in (lanes, lanes // 2, lanes // 4):
+        if width >= 2 and axis.size % width == 0:
+            return width, False
+    return (lanes, True) if axis.size > lanes else None
+
+
+def _stencil(
+    stage: Stage,
+    image: Load,
+    weight: Load,
+    places: Mapping[str, Place],
+    rows: Axis,
+    lanes: int,
+    registers: int,
+    private: bool,
+) -> Blocked | None:
+    if private:
+        return None
+    write, a, b = (steps(x, places) for x in (stage.write, image.access, weight.access))
+    vector = _image_vector(stage, write, a, b)
+    if vector is None or rows == vector or rows.name not in write or rows.name in b or rows.name not in a:
+        return None
+    width = _width(vector, lanes)
+    if width is None:
+        return None
+    lanes, masked = width
+    interleaved = tuple(x for x in stage.kept if x != vector and 0 < abs(write[x.name]) < write[vector.name])
+    if math.prod(x.size for x in interleaved) != write[vector.name] or write[vector.name] > 2:
+        return None
+    if any(x.name in a or x.name not in b for x in interleaved):
+        return None
+    if masked and not _room_beyond(stage, places, vector, interleaved):
+        return None
+    if not _vectorisable_ends(stage, places, vector, interleaved):
+        return None
+    taps, inner = _taps(stage.reduced, image, {rows.name, vector.name})
+    if taps is None or any(x.name not in a for x in (*taps, *inner)):
+        return None
+    free = [x for x in stage.kept if x not in (vector, rows, *interleaved)]
+    columns = [x for x in free if x.name in b and x.name not in a]
+    outer = tuple(x for x in free if x not in columns)
+    vectors = -(-vector.size // lanes)
+    doubled = math.prod(x.size for x in interleaved)
+    budget = registers // 2 if registers >= 32 else registers - 4
+    blocks, vector_block, row_block = _stencil_block(columns, doubled, vectors, rows, budget)
+    return Blocked(
+        stage, STENCIL, image, weight, lanes, (vector, vector_block), (rows, row_block), outer,
+        (*blocks, *((x, x.size) for x in interleaved)), taps, inner, interleaved, masked,
+    )  # fmt: skip
+
+
+def _image_vector(
+    stage: Stage, write: Mapping[str, int], a: Mapping[str, int], b: Mapping[str, int]
+) -> Axis | None:
+    """The written axis along which the image is contiguous (or every second element) and weights are fixed."""
+    found = [
+        x
+        for x in stage.kept
+        if write.get(x.name, 0) in (1, 2) and a.get(x.name, 0) in (1, 2) and x.name not in b and x.size >= 4
+    ]
+    return max(found, key=lambda x: x.size, default=None)
+
+
+def _room_beyond(
+    stage: Stage, places: Mapping[str, Place], vector: Axis, interleaved: Sequence[Axis]
+) -> bool:
+    """Whether whole vectors may be read and written at the end of a row of every tensor."""
+    if interleaved:
+        return False
+    accesses = [stage.write, *(x.access for x in stage.loads())]
+    return all(places[x.tensor].kind != EXTERNAL for x in accesses if vector.name in steps(x, places))
+
+
+def _vectorisable_ends(
+    stage: Stage, places: Mapping[str, Place], vector: Axis, interleaved: Sequence[Axis]
+) -> bool:
+    """Whether what the sum begins and ends with moves along the vectors as the result does, or not at all."""
+    names = {vector.name, *(x.name for x in interleaved)}
+    write = {n: s for n, s in steps(stage.write, places).items() if n in names}
+    for load in loads(stage.initial) + loads(stage.finish):
+        moved = {n: s for n, s in steps(load.access, places).items() if n in names}
+        if moved and moved != write:
+            return False
+    for expr in (stage.initial, stage.finish):
+        if expr is not None and _has_index(expr):
+            return False
+    return True
+
+
+def _has_index(expr: Expr) -> bool:
+    return any(isinstance(e, Index) for e in walk(expr))
+
+
+def _taps(
+    reduced: Sequence[Axis], image: Load, moved: set[str]
+) -> tuple[tuple[Axis, ...] | None, tuple[Axis, ...]]:
+    """Summed axes that shift the window, and the others."""
+    shifting = set()
+    for index in image.access.indices:
+        if moved & set(index.axes):
+            shifting |= set(index.axes) - moved
+    taps = tuple(x for x in reduced if x.name in shifting)
+    inner = tuple(x for x in reduced if x.name not in shifting)
+    if any(t.size > _LONGEST_TAP for t in taps) or math.prod(t.size for t in taps) > _MOST_TAPS:
+        return None, inner
+    return taps, inner
+
+
+def _divisors(size: int, most: int) -> list[int]:
+    return [d for d in range(1, min(size, most) + 1) if size % d == 0]
+
+
+def _stencil_block(
+    columns: Sequence[Axis], doubled: int, vectors: int, rows: Axis, budget: int
+) -> tuple[tuple[tuple[Axis, int], ...], int, int]:
+    """Block sizes: long vectors first, then outputs, then rows.
+
+    Measured on AVX-512 (16 accumulators): 4 x 4 x 1 (outputs x vectors x rows) for many channels and long
+    rows, 8 x 2 x 1 and 16 x 1 x 1 for short ones, 2 x 4 x 2 and 1 x 4 x 4 for two channels and one.
+    """
+    last = max(columns, key=lambda x: x.size, default=None)
+    best = (0, 0, 0, 0)
+    for v in _divisors(vectors, 4 if budget >= 16 else 2):
+        for k in _divisors(last.size, budget) if last is not None else [1]:
+            for r in _divisors(rows.size, 4):
+                accumulators = k * doubled * v * r
+                if accumulators <= budget:
+                    best = max(best, (accumulators, v, k, r))
+    _, v, k, r = best if best[0] else (1, 1, 1, 1)
+    blocks = tuple((x, k if x == last else 1) for x in columns)
+    return blocks, v, r
+
+
+def _dual(
+    stage: Stage,
+    held: Load,
+    moving: Load,
+    places: Mapping[str, Place],
+    rows: Axis,
+    lanes: int,
+    registers: int,
+    private: bool,
+) -> Blocked | None:
+    write, a, b = (steps(x, places) for x in (stage.write, held.access, moving.access))
+    if stage.initial is not None or stage.finish is not None or stage.onto:
+        return None
+    found = [x for x in stage.reduced if a.get(x.name) == 1 and b.get(x.name, 0) in (1, 2) and x.size >= 4]
+    vector = max(found, key=lambda x: x.size, default=None)
+    if (
+        vector is None
+        or rows not in stage.reduced
+        or rows == vector
+        or rows.name not in a
+        or rows.name not in b
+    ):
+        return None
+    width = _width(vector, lanes)
+    if width is None:
+        return None
+    lanes, masked = width
+    accesses = [held.access, moving.access]
+    if masked and any(places[x.tensor].kind == EXTERNAL for x in accesses):
+        return None
+    shifting: set[str] = set()
+    for index in moving.access.indices:
+        if {rows.name, vector.name} & set(index.axes):
+            shifting |= set(index.axes) - {rows.name, vector.name}
+    taps = tuple(x for x in stage.kept if x.name in shifting)
+    if any(x.name in a for x in taps) or math.prod(t.size for t in taps) > _MOST_TAPS:
+        return None
+    held_shift = {
+        n
+        for index in held.access.indices
+        if {rows.name, vector.name} & set(index.axes)
+        for n in index.axes
+        if n not in (rows.name, vector.name)
+    }
+    if held_shift:
+        return None
+    free = [x for x in stage.kept if x not in taps]
+    left = [x for x in free if x.name in a and x.name not in b]
+    right = [x for x in free if x.name in b and x.name not in a]
+    outer = tuple(x for x in free if x not in left and x not in right)
+    inner = tuple(x for x in stage.reduced if x not in (vector, rows))
+    if any(x.name not in a or x.name not in b for x in inner):
+        return None
+    count = math.prod(t.size for t in taps)
+    budget = registers - 12 if registers >= 32 else registers - 6
+    k, c, r = _dual_block(left, right, count, rows, budget, vector.size)
+    if k * c * count > 2 * budget:
+        return None
+    blocks = tuple((x, k if x == _longest(left) else 1) for x in left)
+    blocks += tuple((x, c if x == _longest(right) else 1) for x in right)
+    return Blocked(
+        stage,
+        DUAL,
+        held,
+        moving,
+        lanes,
+        (vector, 1),
+        (rows, r),
+        outer,
+        blocks,
+        taps,
+        inner,
+        (),
+        masked,
+        private,
+    )
+
+
+def _longest(axes: Sequence[Axis]) -> Axis | None:
+    return max(axes, key=lambda x: x.size, default=None)
+
+
+def _dual_block(
+    left: Sequence[Axis], right: Sequence[Axis], taps: int, rows: Axis, budget: int, width: int
+) -> tuple[int, int, int]:
+    """Block sizes (held results, moving results, rows).
+
+    Measured on AVX-512 for 9 taps: 2 x 1 x 4 (rows 2 in short rows), 1 x 1 x 4 for an odd number of filters.
+    """
+    first, second = _longest(left), _longest(right)
+    best: tuple[float, tuple[int, int, int]] = (math.inf, (1, 1, 1))
+    for k in _divisors(first.size, 8) if first else [1]:
+        for c in _divisors(second.size, 8) if second else [1]:
+            for r in _divisors(rows.size, 4):
+                accumulators = k * c * taps
+                if accumulators > budget and (k, c) != (1, 1):
+                    continue
+                if k * r > 8 or (width <= 64 and r > 2 and taps > 1):
+                    continue
+                cost = (k * r + c * (r + 2) * math.sqrt(taps)) / (accumulators * r)
+                cost += 2.0 / accumulators if accumulators < 12 else 0.0
+                best = min(best, (cost, (k, c, r)))
+    return best[1]
+
+
+def points(axes: Sequence[Axis]) -> Iterator[dict[str, int]]:
+    """All values of some axes."""
+    found: list[dict[str, int]] = [{}]
+    for axis in axes:
+        found = [{**p, axis.name: v} for p in found for v in range(axis.size)]
+    yield from found
+
+
+def shifted(address: Affine, point: Mapping[str, int]) -> Affine:
+    """An address with some axes replaced by numbers."""
+    return address.substitute({name: Affine((), value) for name, value in point.items()})

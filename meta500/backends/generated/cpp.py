@@ -1,0 +1,371 @@
+"""Prints a schedule as C++17 with OpenMP: kernels, and the driver that calls them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meta500.backends.generated import memory
+from meta500.backends.generated.contraction import Blocked
+from meta500.backends.generated.cpp_contraction import blocked_body
+from meta500.backends.generated.cpp_nest import Lines, merge_body, nest_body
+from meta500.backends.generated.images import IMAGES
+from meta500.backends.generated.ir import Axis, Stage
+from meta500.backends.generated.layout import EXTERNAL, OWN, SHARED, Place
+from meta500.backends.generated.schedule import Kernel, Schedule, Step
+
+# So many kernels go into one file: files are compiled in parallel.
+_KERNELS_PER_FILE = 12
+NAMESPACE = "network"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that a kernel gets a pointer to."""
+
+    tensor: str
+    name: str
+    written: bool
+
+
+def sources(schedule: Schedule) -> dict[str, str]:
+    """The text of all files by name."""
+    kernels = [kernel for step in schedule.steps for kernel in step.kernels]
+    texts = [kernel_text(kernel, schedule) for kernel in kernels]
+    files = {"network.h": _header(schedule, kernels)}
+    for begin in range(0, len(texts), _KERNELS_PER_FILE):
+        part = "\n".join(texts[begin : begin + _KERNELS_PER_FILE])
+        name = f"kernels_{begin // _KERNELS_PER_FILE}.cpp"
+        files[name] = (
+            f'#include "network.h"\n\nnamespace [[gnu::visibility("hidden")]] {NAMESPACE} {{\n\n{part}\n}}  // namespace {NAMESPACE}\n'
+        )
+    files["network.cpp"] = _driver(schedule)
+    return files
+
+
+def arguments(stage: Stage) -> list[Argument]:
+    """The tensors of a stage, those that it writes last."""
+    written = stage.writes()
+    read = [n for n in stage.reads() if n not in written]
+    names: dict[str, str] = {}
+    for tensor in (*read, *written):
+        text = re.sub(r"\W+", "_", tensor).strip("_") or "t"
+        text = f"t_{text}" if text[0].isdigit() or text in _RESERVED else text
+        while text in names.values():
+            text += "_"
+        names[tensor] = text
+    return [Argument(t, names[t], t in written) for t in (*read, *written)]
+
+
+_RESERVED = {
+    "lo", "hi", "row", "winner", "total", "sum", "term", "better", "real", "copies", "pitch", "part", "at", "copy",
+    "n", "c", "i", "j", "k", "r", "q", "h", "w", "g", "l", "t", "int", "long", "for", "if", "float", "double",
+    "const", "bool", "new", "delete", "class", "default", "operator", "register", "return", "this", "union", "vec",
+    "p", "u", "d", "x", "a", "template", "switch", "case", "while", "do", "else", "signed", "unsigned", "short", "char", "void", "static",
+    "auto", "break", "continue", "enum", "extern", "goto", "inline", "struct", "typedef", "volatile", "namespace",
+    "using", "try", "catch", "throw", "and", "or", "not", "xor", "true", "false", "asm", "export", "friend",
+    "mutable", "private", "protected", "public", "explicit", "virtual", "typename", "typeid", "sizeof", "log", "exp",
+}  # fmt: skip
+
+
+def _names(given: list[Argument]) -> dict[str, str]:
+    return {a.tensor: a.name for a in given}
+
+
+def _parameters(given: list[Argument], places: Mapping[str, Place]) -> str:
+    return ", ".join(
+        f"{'' if a.written else 'const '}{places[a.tensor].c_type}* __restrict {a.name}" for a in given
+    )
+
+
+def kernel_text(kernel: Kernel, schedule: Schedule) -> str:
+    """The function (or two, with a merge) of one kernel."""
+    stage, places = kernel.stage, dict(schedule.places)
+    given = arguments(stage)
+    if kernel.merge is not None:
+        places[stage.write.tensor] = schedule.partials[kernel.name]
+    lines = [f"// {line}" for line in str(stage).splitlines()[:1]]
+    lines += [f"// {line.strip()}" for line in str(stage).splitlines()[1:]]
+    lines.append(f"// {kernel.nest}")
+    lines.append(f"{_signature(kernel, schedule)}")
+    lines.append("{")
+    body = blocked_body if isinstance(kernel.nest, Blocked) else nest_body
+    lines += body(kernel.nest, places, _names(given))  # type: ignore[operator]
+    lines.append("}")
+    if kernel.merge is not None:
+        merged = arguments(kernel.merge)
+        lines += ["", f"{_merge_signature(kernel, schedule)}", "{"]
+        partial = schedule.partials[kernel.name]
+        lines += merge_body(
+            kernel.merge,
+            partial,
+            schedule.places,
+            _names(_merge_arguments(merged, kernel)),
+            merge_split(kernel),
+        )
+        lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def _merge_arguments(given: list[Argument], kernel: Kernel) -> list[Argument]:
+    """Only what the sum begins and ends with: its terms were read before."""
+    from meta500.backends.generated.expressions import loads
+
+    assert kernel.merge is not None
+    read = {x.access.tensor for x in loads(kernel.merge.initial) + loads(kernel.merge.finish)}
+    return [a for a in given if a.written or a.tensor in read]
+
+
+def merge_split(kernel: Kernel) -> Axis | None:
+    """The axis by which threads share the adding up."""
+    assert kernel.merge is not None
+    return max(kernel.merge.kept, key=lambda a: a.size, default=None)
+
+
+def _signature(kernel: Kernel, schedule: Schedule) -> str:
+    parameters = _parameters(arguments(kernel.stage), schedule.places)
+    used = kernel.nest.split is not None
+    return f"void {kernel.name}({parameters}, long {'lo' if used else ''}, long {'hi' if used else ''})"
+
+
+def _merge_signature(kernel: Kernel, schedule: Schedule) -> str:
+    assert kernel.merge is not None
+    given = _merge_arguments(arguments(kernel.merge), kernel)
+    parameters = _parameters(given, schedule.places)
+    used = merge_split(kernel) is not None
+    tail = f"long {'lo' if used else ''}, long {'hi' if used else ''}"
+    return (
+        f"void {kernel.name}_merge(const real* __restrict part, long pitch, int copies, {parameters}, {tail})"
+    )
+
+
+def _header(schedule: Schedule, kernels: list[Kernel]) -> str:
+    lines = [
+        f"// {schedule.program.name}: generated by meta500.",
+        "#pragma once",
+        "#include <cmath>",
+        "#include <cstdint>",
+        '#include "functions.h"',
+        '#include "vectors.h"',
+        '#include "generated.h"',
+        "",
+        f'namespace [[gnu::visibility("hidden")]] {NAMESPACE} {{',
+        "",
+        f"using real = {schedule.options.real};",
+        "",
+    ]
+    for kernel in kernels:
+        lines.append(f"{_signature(kernel, schedule)};")
+        if kernel.merge is not None:
+            lines.append(f"{_merge_signature(kernel, schedule)};")
+    lines += ["", f"}}  // namespace {NAMESPACE}", ""]
+    return "\n".join(lines)
+
+
+def _driver(schedule: Schedule) -> str:
+    out = Lines()
+    faults = list(schedule.program.faults)
+    out.add(f"// The driver of {schedule.program.name}: memory, threads, and the order of the kernels.")
+    out.add('#include "network.h"')
+    out.add('#include "buffers.h"')
+    out.add("#include <cstring>")
+    out.add("#include <new>")
+    out.add("")
+    out.add(f'namespace [[gnu::visibility("hidden")]] {NAMESPACE} {{')
+    out.add("")
+    out.add(f"constexpr int threads = {schedule.options.threads};")
+    out.add(f"constexpr long shared_bytes = {schedule.shared_bytes};")
+    out.add(f"constexpr long own_bytes = {schedule.own_bytes};")
+    out.add(f"constexpr long partial_bytes = {schedule.partial_bytes};")
+    out.add("")
+    out.open("struct Instance")
+    out.add("meta500::Buffer shared, partial, own[threads];")
+    if schedule.options.profile:
+        out.add("// Seconds in every kernel, by thread.")
+        count = sum(len(step.kernels) for step in schedule.steps)
+        out.add(f"double seconds[threads][{max(count, 1)}] = {{}};")
+    out.close()
+    out.lines[-1] += ";"
+    out.add("")
+    for number, step in enumerate(schedule.steps):
+        _region(out, number, step, schedule)
+    _run(out, schedule, faults)
+    out.add("")
+    out.add(f"}}  // namespace {NAMESPACE}")
+    out.add("")
+    _interface(out, schedule)
+    return "\n".join(out.lines) + "\n"
+
+
+def _pointer(place: Place, batched: bool, tensor: str, schedule: Schedule, image: bool) -> str:
+    """The address of the element with index 0 (of image n)."""
+    real_bytes = schedule.options.real_bytes
+    if place.kind == EXTERNAL:
+        number = schedule.external.index(tensor)
+        base = f"static_cast<{place.c_type}*>(tensors[{number}])"
+        offset = 0
+    else:
+        owner = {SHARED: "shared", OWN: "own"}[place.kind]
+        base = f"reinterpret_cast<{place.c_type}*>({owner} + {place.offset})"
+        offset = place.origin
+        assert place.offset % memory.element_bytes(place, real_bytes) == 0
+    if offset:
+        base += f" + {offset}"
+    if image and batched and place.kind != OWN and place.strides[0]:
+        base += f" + n * {place.strides[0]}L"
+    return base
+
+
+def _call(kernel: Kernel, schedule: Schedule, image: bool) -> str:
+    places = []
+    for a in arguments(kernel.stage):
+        if kernel.merge is not None and a.written:
+            partial = schedule.partials[kernel.name]
+            places.append(f"reinterpret_cast<{partial.c_type}*>(partial + {partial.offset})")
+        else:
+            batched = a.tensor in schedule.batch.tensors
+            places.append(_pointer(schedule.places[a.tensor], batched, a.tensor, schedule, image))
+    size = kernel.nest.split.size if kernel.nest.split is not None else 1
+    low, high = "0", str(size)
+    if not image:
+        low, high = (_share(size, kernel.granule, part) for part in ("part", "part + 1"))
+    call = f"{kernel.name}({', '.join(places)}, {low}, {high});"
+    if schedule.options.profile:
+        number = [k.name for step in schedule.steps for k in step.kernels].index(kernel.name)
+        call = f"{{ meta500::Stopwatch watch(instance.seconds[part][{number}]); {call} }}"
+    return call
+
+
+def _share(size: int, granule: int, part: str) -> str:
+    """Where a thread's part of a range begins."""
+    factor = "" if granule == 1 else f" * {granule}"
+    return f"meta500::share({size // granule}, {part}, parts){factor}"
+
+
+def _merge_call(kernel: Kernel, schedule: Schedule) -> str:
+    assert kernel.merge is not None
+    partial = schedule.partials[kernel.name]
+    pieces = [
+        f"reinterpret_cast<const {partial.c_type}*>(partials + {partial.offset})",
+        "partial_bytes / long(sizeof(real))",
+        "parts",
+    ]
+    for a in _merge_arguments(arguments(kernel.merge), kernel):
+        pieces.append(_pointer(schedule.places[a.tensor], False, a.tensor, schedule, False))
+    split = merge_split(kernel)
+    size = split.size if split is not None else 1
+    pieces += [f"meta500::share({size}, part, parts)", f"meta500::share({size}, part + 1, parts)"]
+    call = f"{kernel.name}_merge({', '.join(pieces)});"
+    return call if split is not None else f"if (part == 0) {call}"
+
+
+_REGION = "void region_{}(Instance& instance, void* const* tensors, int part, int parts)"
+
+
+def _region(out: Lines, number: int, step: Step, schedule: Schedule) -> None:
+    for line in (_REGION.format(number), "{"):
+        out.add(line)
+    out.depth += 1
+    out.add("[[maybe_unused]] char* const shared = instance.shared.at<char>();")
+    out.add("[[maybe_unused]] char* const own = instance.own[part].at<char>();")
+    out.add("[[maybe_unused]] char* const partials = instance.partial.at<char>();")
+    out.add("[[maybe_unused]] char* const partial = partials + part * partial_bytes;")
+    sums = [k for k in step.kernels if k.merge is not None]
+    for kernel in sums:
+        place = schedule.partials[kernel.name]
+        size = place.size * memory.element_bytes(place, schedule.options.real_bytes)
+        out.add(f"std::memset(partial + {place.offset}, 0, {size});")
+    if step.kind == IMAGES:
+        count = schedule.batch.count
+        out.add(
+            f"const long first = meta500::share({count}, part, parts), last = meta500::share({count}, part + 1, parts);"
+        )
+        out.open("for (long n = first; n < last; ++n)")
+        for kernel in step.kernels:
+            out.add(_call(kernel, schedule, True))
+        out.close()
+        out.add("meta500::wait();")
+        for kernel in sums:
+            out.add(_merge_call(kernel, schedule))
+        if sums:
+            out.add("meta500::wait();")
+    else:
+        for kernel in step.kernels:
+            call = _call(kernel, schedule, False)
+            alone = kernel.nest.split is None
+            out.add(f"if (part == 0) {call}" if alone else call)
+            out.add("meta500::wait();")
+            if kernel.merge is not None:
+                out.add(_merge_call(kernel, schedule))
+                out.add("meta500::wait();")
+    out.depth -= 1
+    out.add("}")
+    out.add("")
+
+
+def _run(out: Lines, schedule: Schedule, faults: list[str]) -> None:
+    out.add("// 0, or the number (from 1) of the first fault.")
+    out.add("int run(Instance& instance, void* const* tensors)")
+    out.add("{")
+    out.depth += 1
+    out.add("int fault = 0;")
+    out.add("#pragma omp parallel num_threads(threads)")
+    out.open("")
+    out.add("const int part = meta500::thread(), parts = meta500::team();")
+    shared = {}
+    for number, step in enumerate(schedule.steps):
+        stop = "fault == 0" if number else "true"
+        out.add(f"if ({stop}) region_{number}(instance, tensors, part, parts);")
+        written = {n for k in step.kernels for n in (k.merge or k.stage).writes()}
+        for position, name in enumerate(faults, 1):
+            if name in written:
+                shared[name] = position
+                place = schedule.places[name]
+                out.open("if (part == 0)")
+                out.add("char* const shared = instance.shared.at<char>();")
+                out.add(f"if (*({_pointer(place, False, name, schedule, False)}) != 0) fault = {position};")
+                out.close()
+                out.add("meta500::wait();")
+    out.close()
+    out.add("return fault;")
+    out.depth -= 1
+    out.add("}")
+
+
+def _interface(out: Lines, schedule: Schedule) -> None:
+    out.add('extern "C" {')
+    out.add("")
+    out.add("// A new instance, or null if memory does not suffice.")
+    out.open("void* meta500_open()")
+    out.add(f"using namespace {NAMESPACE};")
+    out.add("auto* instance = new (std::nothrow) Instance;")
+    out.add("if (!instance) return nullptr;")
+    out.add("instance->shared = meta500::Buffer(shared_bytes);")
+    out.add("instance->partial = meta500::Buffer(partial_bytes * threads);")
+    out.add("bool good = instance->shared && instance->partial;")
+    out.open("for (auto& buffer : instance->own)")
+    out.add("buffer = meta500::Buffer(own_bytes);")
+    out.add("good = good && buffer;")
+    out.close()
+    out.add("if (good) return instance;")
+    out.add("delete instance;")
+    out.add("return nullptr;")
+    out.close()
+    out.add("")
+    out.open("void meta500_close(void* instance)")
+    out.add(f"delete static_cast<{NAMESPACE}::Instance*>(instance);")
+    out.close()
+    out.add("")
+    out.add("// Runs the program once on the tensors; 0, or the number of a fault.")
+    out.open("int meta500_run(void* instance, void* const* tensors)")
+    out.add(f"return {NAMESPACE}::run(*static_cast<{NAMESPACE}::Instance*>(instance), tensors);")
+    out.close()
+    out.add("")
+    if schedule.options.profile:
+        out.add("// Seconds of one thread in every kernel since the instance was opened.")
+        out.open("const double* meta500_seconds(void* instance, int thread)")
+        out.add(f"return static_cast<{NAMESPACE}::Instance*>(instance)->seconds[thread];")
+        out.close()
+        out.add("")
+    out.add("}")

@@ -1,0 +1,339 @@
+"""Prints register-blocked sums of products as C++ functions on vectors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+from meta500.backends.generated.affine import Affine
+from meta500.backends.generated.contraction import STENCIL, Blocked, points, shifted
+from meta500.backends.generated.cpp_expressions import CALLS, Printer, index, number
+from meta500.backends.generated.cpp_nest import Lines
+from meta500.backends.generated.expressions import Access, Apply, Constant, Expr, Load, Result, substitute
+from meta500.backends.generated.ir import Axis
+from meta500.backends.generated.layout import Place
+
+
+Accumulator = Callable[[Mapping[str, int], int, int], str]
+
+
+class VectorPrinter(Printer):
+    """Prints expressions whose loads along one axis are vectors.
+
+    Args:
+        places, names: as for :class:`Printer`.
+        vector: the axis along which loads are vectors.
+    """
+
+    def __init__(self, places: Mapping[str, Place], names: Mapping[str, str], vector: str) -> None:
+        super().__init__(places, names)
+        self.vector = vector
+
+    def vector_value(self, expr: Expr, result: str, point: Mapping[str, int], shift: int = 0) -> str:
+        """``expr`` as a vector.
+
+        Args:
+            expr: to be printed.
+            result: what stands for ``Result``.
+            point: numbers for axes inside of the block.
+            shift: elements to add to addresses that move along the vector.
+        """
+        if isinstance(expr, Constant):
+            return f"meta500::broadcast<vec>({number(expr.value)})"
+        if isinstance(expr, Result):
+            return result
+        if isinstance(expr, Load):
+            return self._loaded(expr.access, point, shift)
+        assert isinstance(expr, Apply)
+        texts = [self.vector_value(a, result, point, shift) for a in expr.arguments]
+        if expr.function in ("add", "sub", "mul", "div"):
+            sign = {"add": "+", "sub": "-", "mul": "*", "div": "/"}[expr.function]
+            return f"({texts[0]} {sign} {texts[1]})"
+        signs = {"less": "<", "greater": ">", "less_equal": "<=", "greater_equal": ">=", "equal": "=="}
+        if expr.function in signs:
+            return f"({texts[0]} {signs[expr.function]} {texts[1]})"
+        if expr.function == "neg":
+            return f"(-{texts[0]})"
+        name = "select" if expr.function == "select" else CALLS[expr.function]
+        return f"meta500::{name}({', '.join(texts)})"
+
+    def _loaded(self, access: Access, point: Mapping[str, int], shift: int) -> str:
+        address = self.places[access.tensor].address(access)
+        name = self.names[access.tensor]
+        if self.vector in address.axes:
+            at = shifted(address, point) + shift
+            return f"meta500::load<vec>({name} + {index(at)})"
+        return f"meta500::broadcast<vec>({name}[{index(shifted(address, point))}])"
+
+
+def blocked_body(plan: Blocked, places: Mapping[str, Place], names: Mapping[str, str]) -> list[str]:
+    """The body of the function: ``lo`` and ``hi`` bound the rows, both multiples of the row block."""
+    out = Lines()
+    out.depth = 1
+    out.add(f"using vec = meta500::Vector<real, {plan.lanes}>;")
+    if plan.form == STENCIL:
+        _stencil(out, plan, places, names)
+    else:
+        _dual(out, plan, places, names)
+    return out.lines
+
+
+def _loop(out: Lines, axis: Axis, step: int = 1) -> None:
+    advance = f"++{axis.name}" if step == 1 else f"{axis.name} += {step}"
+    out.open(f"for (long {axis.name} = 0; {axis.name} < {axis.size}; {advance})")
+
+
+def _row_loop(out: Lines, plan: Blocked) -> None:
+    rows, step = plan.rows
+    advance = f"++{rows.name}" if step == 1 else f"{rows.name} += {step}"
+    out.open(f"for (long {rows.name} = lo; {rows.name} < hi; {advance})")
+
+
+def _block_points(plan: Blocked) -> list[dict[str, int]]:
+    """Offsets of the block axes inside of a block."""
+    return list(points([Axis(axis.name, size) for axis, size in plan.blocks]))
+
+
+def _label(point: Mapping[str, int]) -> str:
+    return "_".join(str(v) for v in point.values())
+
+
+def _offset(address: Affine, point: Mapping[str, int]) -> int:
+    """Elements that the values of a point, counted from the block's beginning, add to an address."""
+    return sum(address.coefficient(name) * value for name, value in point.items())
+
+
+def _without(address: Affine, names: Sequence[str]) -> Affine:
+    """The part of an address that does not depend on some axes."""
+    return Affine.of({n: c for n, c in address.terms if n not in names}, address.constant)
+
+
+def _stencil(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping[str, str]) -> None:
+    stage, lanes = plan.stage, plan.lanes
+    vector, vectors = plan.vector
+    rows, row_count = plan.rows
+    opened = len(plan.outer) + 1
+    for axis in plan.outer:
+        _loop(out, axis)
+    _row_loop(out, plan)
+    for axis, size in plan.blocks:
+        if axis.size > size:
+            _loop(out, axis, size)
+            opened += 1
+        else:
+            # The block is the whole axis.
+            out.add(f"constexpr long {axis.name} = 0;")
+    _loop(out, vector, lanes * vectors)
+    opened += 1
+    printer = VectorPrinter(places, names, vector.name)
+    block = _block_points(plan)
+    rest = list(itertools.product(block, range(row_count), range(vectors)))
+
+    def accumulator(point: Mapping[str, int], row: int, v: int) -> str:
+        return "a" + "_".join(filter(None, (_label(point), str(row), str(v))))
+
+    for point, row, v in rest:
+        name = accumulator(point, row, v)
+        out.add(f"vec {name} = {_beginning(plan, printer, point, row, v)};")
+    for axis in plan.inner:
+        _loop(out, axis)
+    _products(out, plan, places, names, accumulator, block)
+    out.close(len(plan.inner))
+    _ends(out, plan, printer, accumulator, block)
+    out.close(opened)
+
+
+def _at(plan: Blocked, point: Mapping[str, int], row: int, v: int) -> dict[str, Affine]:
+    """Axes inside of a block as what they are counted from its beginning."""
+    values = {name: Affine.axis(name, 1, value) for name, value in point.items() if value}
+    if row:
+        values[plan.rows[0].name] = Affine.axis(plan.rows[0].name, 1, row)
+    if v:
+        values[plan.vector[0].name] = Affine.axis(plan.vector[0].name, 1, v * plan.lanes)
+    return values
+
+
+def _beginning(plan: Blocked, printer: VectorPrinter, point: Mapping[str, int], row: int, v: int) -> str:
+    stage = plan.stage
+    if plan.interleaved and stage.initial is not None:
+        # Between interleaved elements only what does not move along the vector can be a beginning.
+        values = _at(plan, point, row, v)
+        return printer.vector_value(substitute(stage.initial, values), "", {})
+    if stage.onto:
+        return printer.vector_value(substitute(Load(stage.write), _at(plan, point, row, v)), "", {})
+    if stage.initial is None:
+        return "{}"
+    return printer.vector_value(substitute(stage.initial, _at(plan, point, row, v)), "", {})
+
+
+def _products(
+    out: Lines,
+    plan: Blocked,
+    places: Mapping[str, Place],
+    names: Mapping[str, str],
+    accumulator: Accumulator,
+    block: Sequence[Mapping[str, int]],
+) -> None:
+    """All multiplications of one iteration of the inner loops: every image vector is loaded once."""
+    vector, vectors = plan.vector
+    rows, row_count = plan.rows
+    image = places[plan.first.access.tensor].address(plan.first.access)
+    weight = places[plan.second.access.tensor].address(plan.second.access)
+    inside = [t.name for t in plan.taps]
+    base, weights = _without(image, inside), _without(weight, inside)
+    stride = image.coefficient(vector.name)
+    # Where an image vector begins, relative to the first: the products that use it. A weight is loaded once
+    # for all vectors of the block.
+    uses: dict[int, list[tuple[int, Mapping[str, int]]]] = {}
+    for row, tap in itertools.product(range(row_count), points(plan.taps)):
+        uses.setdefault(image.coefficient(rows.name) * row + _offset(image, tap), []).append((row, tap))
+    x, w = names[plan.first.access.tensor], names[plan.second.access.tensor]
+    out.add(f"const real* const p = {x} + {index(base)};")
+    out.add(f"const real* const u = {w} + {index(weights)};")
+    loader = _Loader(out, plan.lanes, stride, "p", "x")
+    for place in sorted(uses):
+        loaded = [loader.load(place + stride * v * plan.lanes) for v in range(vectors)]
+        for (row, tap), point in itertools.product(uses[place], block):
+            offset = _offset(weight, tap) + _offset(weight, point)
+            for v, name in enumerate(loaded):
+                out.add(f"{accumulator(point, row, v)} += u[{offset}] * {name};")
+
+
+class _Loader:
+    """Prints loads of vectors, contiguous or of every second element, each pair of vectors once."""
+
+    def __init__(self, out: Lines, lanes: int, stride: int, pointer: str, prefix: str) -> None:
+        self.out, self.lanes, self.stride = out, lanes, stride
+        self.pointer, self.prefix = pointer, prefix
+        self.count = 0
+        self.pairs: dict[int, tuple[str, str]] = {}
+
+    def load(self, place: int) -> str:
+        """The name of the vector that begins at ``place``."""
+        self.count += 1
+        name = f"{self.prefix}{self.count}"
+        if self.stride == 1:
+            self.out.add(f"vec {name} = meta500::load<vec>({self.pointer} + {place});")
+            self.out.add(f"META500_KEEP({name});")
+            return name
+        # Elements place, place + 2, ...: the even ones of a pair of vectors, whose odd ones are place + 1, ...
+        if place not in self.pairs:
+            low, high = f"{name}_low", f"{name}_high"
+            self.out.add(
+                f"const vec {low} = meta500::load<vec>({self.pointer} + {place}), "
+                f"{high} = meta500::load<vec>({self.pointer} + {place + self.lanes});"
+            )
+            self.pairs[place] = (low, high)
+            self.pairs[place + 1] = (low, high)
+            part = "even"
+        else:
+            low, high = self.pairs[place]
+            part = "odd"
+        self.out.add(f"vec {name} = meta500::{part}({low}, {high});")
+        self.out.add(f"META500_KEEP({name});")
+        return name
+
+
+def _ends(
+    out: Lines,
+    plan: Blocked,
+    printer: VectorPrinter,
+    accumulator: Accumulator,
+    block: Sequence[Mapping[str, int]],
+) -> None:
+    """What becomes of the accumulators: finish, mask, store."""
+    stage, lanes = plan.stage, plan.lanes
+    vector, vectors = plan.vector
+    place = printer.places[stage.write.tensor]
+    write = place.address(stage.write)
+    between = [a.name for a in plan.interleaved]
+    for row, v in itertools.product(range(plan.rows[1]), range(vectors)):
+        for point in block:
+            if any(point[name] for name in between):
+                continue
+            values = _at(plan, point, row, v)
+            at = write.substitute(values)
+            target = printer.names[stage.write.tensor]
+            if not between:
+                name = accumulator(point, row, v)
+                text = name
+                if stage.finish is not None:
+                    text = printer.vector_value(substitute(stage.finish, values), name, {})
+                if plan.masked and v == vectors - 1:
+                    left = f"{vector.size} - ({vector.name} + {v * lanes})"
+                    text = f"meta500::first({text}, {left})"
+                out.add(f"meta500::store({target} + {index(at)}, {text});")
+                continue
+            pair = [accumulator({**point, between[0]: k}, row, v) for k in (0, 1)]
+            for half, function in enumerate(("interleave_low", "interleave_high")):
+                text = f"meta500::{function}({pair[0]}, {pair[1]})"
+                if stage.finish is not None:
+                    text = printer.vector_value(
+                        substitute(stage.finish, values), text, {between[0]: 0}, half * lanes
+                    )
+                out.add(f"meta500::store({target} + {index(_without(at, between) + half * lanes)}, {text});")
+
+
+def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping[str, str]) -> None:
+    stage, lanes = plan.stage, plan.lanes
+    vector = plan.vector[0]
+    rows, row_count = plan.rows
+    opened = len(plan.outer)
+    for axis in plan.outer:
+        _loop(out, axis)
+    for axis, size in plan.blocks:
+        if axis.size > size:
+            _loop(out, axis, size)
+            opened += 1
+        else:
+            out.add(f"constexpr long {axis.name} = 0;")
+    block = _block_points(plan)
+    taps = list(points(plan.taps))
+
+    def accumulator(point: Mapping[str, int], tap: Mapping[str, int]) -> str:
+        return "a" + "_".join(filter(None, (_label(point), _label(tap))))
+
+    out.open("")
+    opened += 1
+    for point, tap in itertools.product(block, taps):
+        out.add(f"vec {accumulator(point, tap)} = {{}};")
+    for axis in plan.inner:
+        _loop(out, axis)
+    _row_loop(out, plan)
+    _loop(out, vector, lanes)
+    held = places[plan.first.access.tensor].address(plan.first.access)
+    moving = places[plan.second.access.tensor].address(plan.second.access)
+    out.add(f"const real* const d = {names[plan.first.access.tensor]} + {index(held)};")
+    tap_names = [t.name for t in plan.taps]
+    out.add(
+        f"const real* const p = {names[plan.second.access.tensor]} + {index(_without(moving, tap_names))};"
+    )
+    loaded: dict[int, str] = {}
+    for row, point in itertools.product(range(row_count), block):
+        place = held.coefficient(rows.name) * row + _offset(held, point)
+        if place in loaded:
+            continue
+        loaded[place] = f"d{len(loaded)}"
+        out.add(f"vec {loaded[place]} = meta500::load<vec>(d + {place});")
+        out.add(f"META500_KEEP({loaded[place]});")
+    uses: dict[int, list[tuple[int, Mapping[str, int], Mapping[str, int]]]] = {}
+    for row, point, tap in itertools.product(range(row_count), block, taps):
+        place = moving.coefficient(rows.name) * row + _offset(moving, point) + _offset(moving, tap)
+        uses.setdefault(place, []).append((row, point, tap))
+    loader = _Loader(out, lanes, moving.coefficient(vector.name), "p", "x")
+    for place in sorted(uses):
+        name = loader.load(place)
+        for row, point, tap in uses[place]:
+            factor = loaded[held.coefficient(rows.name) * row + _offset(held, point)]
+            out.add(f"{accumulator(point, tap)} += {factor} * {name};")
+    out.close(2 + len(plan.inner))
+    target = names[stage.write.tensor]
+    write = places[stage.write.tensor].address(stage.write)
+    for point, tap in itertools.product(block, taps):
+        values = {n: Affine.axis(n, 1, v) for n, v in point.items() if v}
+        values |= {n: Affine((), v) for n, v in tap.items()}
+        sign = "+=" if plan.private else "="
+        out.add(
+            f"{target}[{index(write.substitute(values))}] {sign} meta500::sum({accumulator(point, tap)});"
+        )
+    out.close(opened)

@@ -1,0 +1,241 @@
+"""Prints the nest of one stage as a C++ function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from meta500.backends.generated.affine import Affine, Guard
+from meta500.backends.generated.cpp_expressions import Printer, condition, index
+from meta500.backends.generated.expressions import substitute
+from meta500.backends.generated.ir import MAX, Axis, Stage
+from meta500.backends.generated.layout import Place
+from meta500.backends.generated.nests import DOT, MAP, Nest
+
+
+class Lines:
+    """Text with indentation."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+
+    def add(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text if text else "")
+
+    def open(self, text: str) -> None:
+        self.add(text + " {")
+        self.depth += 1
+
+    def close(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.depth -= 1
+            self.add("}")
+
+
+def nest_body(nest: Nest, places: Mapping[str, Place], names: Mapping[str, str]) -> list[str]:
+    """The body of the function: ``lo`` and ``hi`` bound the split axis."""
+    out = Lines()
+    out.depth = 1
+    printer = Printer(places, names)
+    opened = _loops(out, nest.outer, nest.split, [])
+    if nest.form == MAP:
+        _map(out, nest, printer)
+    elif nest.form == DOT:
+        _dot(out, nest, printer)
+    else:
+        _row(out, nest, printer)
+    out.close(opened)
+    return out.lines
+
+
+def _range(axis: Axis, split: Axis | None) -> tuple[str, str]:
+    return ("lo", "hi") if split is not None and axis.name == split.name else ("0", str(axis.size))
+
+
+def _loops(out: Lines, axes: Sequence[Axis], split: Axis | None, guards: list[Guard]) -> int:
+    for axis in axes:
+        low, high = _range(axis, split)
+        out.open(f"for (long {axis.name} = {low}; {axis.name} < {high}; ++{axis.name})")
+    return len(axes)
+
+
+def _map(out: Lines, nest: Nest, printer: Printer) -> None:
+    stage = nest.stage
+    opened, bounds = _conditions(out, stage, nest.vector)
+    if nest.vector is not None:
+        opened += _vector_loop(out, nest.vector, nest.split, bounds)
+    for point in _points(nest.unrolled):
+        write = stage.write.substitute(point)
+        value = printer.real(substitute(stage.value, point))
+        guards = [g.substitute(point) for g in stage.guards if _inside(g, nest)]
+        text = f"{printer.element(write)} = {_stored(value, stage, printer)};"
+        if guards:
+            tests = " && ".join(condition(g, stage.sizes) for g in guards)
+            text = f"if ({tests}) {text}"
+        out.add(text)
+    out.close(opened)
+
+
+def _inside(guard: Guard, nest: Nest) -> bool:
+    """Whether a guard must be tested inside of the vectorised loop."""
+    return any(a.name in guard.index.axes for a in nest.unrolled)
+
+
+def _stored(value: str, stage: Stage, printer: Printer) -> str:
+    c_type = printer.places[stage.write.tensor].c_type
+    return value if c_type == "real" else f"{c_type}({value})"
+
+
+def _conditions(out: Lines, stage: Stage, vector: Axis | None) -> tuple[int, list[Guard]]:
+    """Open an if for guards without the vectorised axis; return those that bound it."""
+    outside = [g for g in stage.guards if vector is None or vector.name not in g.index.axes]
+    bounds = [g for g in stage.guards if g not in outside]
+    if outside:
+        out.open(f"if ({' && '.join(condition(g, stage.sizes) for g in outside)})")
+    return len(outside[:1]), bounds
+
+
+def _vector_loop(
+    out: Lines, axis: Axis, split: Axis | None, bounds: Sequence[Guard], reduction: str = ""
+) -> int:
+    low, high = _range(axis, split)
+    for guard in bounds:
+        step = guard.index.coefficient(axis.name)
+        rest = index(guard.index - Affine.axis(axis.name, step))
+        if step > 0:
+            low = f"meta500::later({low}, meta500::quotient_up({guard.low} - ({rest}), {step}))"
+            high = f"meta500::sooner({high}, meta500::quotient_up({guard.high} - ({rest}), {step}))"
+        else:
+            low = f"meta500::later({low}, meta500::quotient_up(({rest}) - {guard.high} + 1, {-step}))"
+            high = f"meta500::sooner({high}, meta500::quotient_up(({rest}) - {guard.low} + 1, {-step}))"
+    if bounds:
+        out.add(f"const long {axis.name}_begin = {low}, {axis.name}_end = {high};")
+        low, high = f"{axis.name}_begin", f"{axis.name}_end"
+    out.add(f"#pragma omp simd{reduction}")
+    out.open(f"for (long {axis.name} = {low}; {axis.name} < {high}; ++{axis.name})")
+    return 1
+
+
+def _points(axes: Sequence[Axis]) -> Iterator[dict[str, Affine]]:
+    """All values of some axes."""
+    points: list[dict[str, Affine]] = [{}]
+    for axis in axes:
+        points = [{**p, axis.name: Affine((), v)} for p in points for v in range(axis.size)]
+    yield from points
+
+
+def _start(stage: Stage, printer: Printer) -> str:
+    """What a sum or maximum begins with."""
+    if stage.onto:
+        return printer.element(stage.write)
+    if stage.initial is not None:
+        return printer.real(stage.initial)
+    return "real(-INFINITY)" if stage.combine == MAX else "real(0)"
+
+
+def _row(out: Lines, nest: Nest, printer: Printer) -> None:
+    stage, vector = nest.stage, nest.vector
+    assert vector is not None
+    j = vector.name
+    out.open("")
+    out.add(f"alignas(64) real row[{vector.size}];")
+    if stage.winner:
+        out.add(f"alignas(64) std::int32_t winner[{vector.size}];")
+    _vector_loop(out, vector, None, [])
+    out.add(f"row[{j}] = {_start(stage, printer)};")
+    if stage.winner:
+        out.add(f"winner[{j}] = -1;")
+    out.close()
+    opened = _loops(out, nest.inner, nest.split, [])
+    conditions, bounds = _conditions(out, stage, vector)
+    opened += conditions
+    opened += _vector_loop(out, vector, None, bounds)
+    value = printer.real(stage.value)
+    if stage.combine != MAX:
+        out.add(f"row[{j}] += {value};")
+    elif stage.winner:
+        out.add(f"const real term = {value};")
+        out.add(
+            f"const bool better = winner[{j}] < 0 || term > row[{j}] || (term != term && row[{j}] == row[{j}]);"
+        )
+        out.add(f"row[{j}] = better ? term : row[{j}];")
+        out.add(f"winner[{j}] = better ? std::int32_t({index(stage.winner[1])}) : winner[{j}];")
+    else:
+        out.add(f"row[{j}] = meta500::maximum(row[{j}], {value});")
+    out.close(opened)
+    _vector_loop(out, vector, None, [])
+    _finish(out, nest, printer, f"row[{j}]", f"winner[{j}]")
+    out.close()
+    out.close()
+
+
+def _finish(out: Lines, nest: Nest, printer: Printer, total: str, winner: str) -> None:
+    stage = nest.stage
+    if nest.private:
+        out.add(f"{printer.element(stage.write)} += {total};")
+        return
+    value = total if stage.finish is None else printer.real(stage.finish, total)
+    out.add(f"{printer.element(stage.write)} = {_stored(value, stage, printer)};")
+    if stage.winner:
+        out.add(f"{printer.element(stage.winner[0])} = {winner};")
+
+
+def _dot(out: Lines, nest: Nest, printer: Printer) -> None:
+    stage, vector = nest.stage, nest.vector
+    out.open("")
+    out.add(f"real total = {_start(stage, printer)};")
+    if stage.winner:
+        out.add("std::int32_t winner = -1;")
+    opened = _loops(out, nest.inner, nest.split, [])
+    conditions, bounds = _conditions(out, stage, vector)
+    opened += conditions
+    value = printer.real(stage.value)
+    if stage.combine == MAX:
+        if vector is not None:
+            # No vector loop: the winner is the first of equals, and NaN wins.
+            opened += _vector_loop(out, vector, nest.split, bounds)
+            out.lines.pop(-2)
+        if stage.winner:
+            out.add(f"const real term = {value};")
+            out.open("if (winner < 0 || term > total || (term != term && total == total))")
+            out.add("total = term;")
+            out.add(f"winner = std::int32_t({index(stage.winner[1])});")
+            out.close()
+        else:
+            out.add(f"total = meta500::maximum(total, {value});")
+    elif vector is not None:
+        out.add("real sum = 0;")
+        inner = _vector_loop(out, vector, nest.split, bounds, " reduction(+ : sum)")
+        out.add(f"sum += {value};")
+        out.close(inner)
+        out.add("total += sum;")
+        if not opened:
+            pass
+    else:
+        out.add(f"total += {value};")
+    out.close(opened)
+    _finish(out, nest, printer, "total", "winner")
+    out.close()
+
+
+def merge_body(
+    stage: Stage, partial: Place, places: Mapping[str, Place], names: Mapping[str, str], split: Axis | None
+) -> list[str]:
+    """The body of the function that adds up the private copies of a sum.
+
+    ``part`` points to the first copy, ``pitch`` elements lie between copies, ``copies`` is their number.
+    """
+    out = Lines()
+    out.depth = 1
+    printer = Printer(places, names)
+    axes = stage.kept
+    opened = _loops(out, axes, split, [])
+    out.add(f"const long at = {index(partial.address(stage.write))};")
+    out.add("real total = 0;")
+    out.add("for (int copy = 0; copy < copies; ++copy) total += part[copy * pitch + at];")
+    if stage.onto or stage.initial is not None:
+        out.add(f"total += {_start(stage, printer)};")
+    value = "total" if stage.finish is None else printer.real(stage.finish, "total")
+    out.add(f"{printer.element(stage.write)} = {_stored(value, stage, printer)};")
+    out.close(opened)
+    return out.lines

@@ -1,0 +1,165 @@
+"""Which stages treat every image of the batch by itself, and the regions that follow from it.
+
+A region of kind "images" gives every thread whole images: it runs all stages of the region on one image, then
+on the next, without any barrier. Stages that sum over images add into a copy of their result that belongs to
+the thread; the copies are added up where the region ends. All threads work together on the stages of a region
+of kind "whole", one stage after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meta500.backends.generated.expressions import Access
+from meta500.backends.generated.ir import INPUT, Program, Stage
+
+IMAGES, WHOLE = "images", "whole"
+LOCAL, REDUCING, FREE, MIXING = "local", "reducing", "free", "mixing"
+
+
+@dataclass
+class Batch:
+    """The images of a program.
+
+    Attributes:
+        count: how many there are; 0 if there is no such dimension.
+        tensors: those whose dimension 0 counts the images.
+        axes: for every stage (by name) the axis that runs over the images, if it has one.
+        kinds: for every stage local, reducing, free or mixing.
+    """
+
+    count: int = 0
+    tensors: set[str] = field(default_factory=set)
+    axes: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Region:
+    """Stages that run together, in order."""
+
+    kind: str
+    stages: list[Stage] = field(default_factory=list)
+
+
+def find_batch(program: Program) -> Batch:
+    """The batch dimension, followed from dimension 0 of the inputs through all stages."""
+    inputs = [t for t in program.tensors.values() if t.role == INPUT and t.shape]
+    batch = Batch(inputs[0].shape[0] if inputs else 0)
+    if batch.count < 2:
+        batch.count = 0
+    batch.tensors = {t.name for t in inputs if t.shape[0] == batch.count and batch.count}
+    while _spread(program, batch):
+        pass
+    for stage in program.stages:
+        kind, axis = _kind(stage, batch)
+        batch.kinds[stage.name] = kind
+        if axis:
+            batch.axes[stage.name] = axis
+    return batch
+
+
+def _leading(access: Access) -> str | None:
+    """The axis that is the whole index of dimension 0."""
+    index = access.indices[0] if access.indices else None
+    return index.axes[0] if index is not None and index.is_axis else None
+
+
+def _image_axis(stage: Stage, batch: Batch) -> str | None:
+    """The axis with which all tensors of images are read; "" if they are read differently."""
+    found = {_leading(load.access) for load in stage.loads() if load.access.tensor in batch.tensors}
+    if not found:
+        return None
+    return next(iter(found)) or "" if len(found) == 1 else ""
+
+
+def _spread(program: Program, batch: Batch) -> bool:
+    changed = False
+    for stage in program.stages:
+        axis = _image_axis(stage, batch)
+        for access in [stage.write] + ([stage.winner[0]] if stage.winner else []):
+            name = access.tensor
+            shape = program.tensors[name].shape
+            if name in batch.tensors or not axis or not shape or shape[0] != batch.count:
+                continue
+            if _leading(access) == axis:
+                batch.tensors.add(name)
+                changed = True
+    return changed
+
+
+def _kind(stage: Stage, batch: Batch) -> tuple[str, str | None]:
+    axis = _image_axis(stage, batch)
+    written = stage.write.tensor in batch.tensors
+    if axis is None:
+        if not written:
+            return FREE, None
+        own = _leading(stage.write)
+        return (LOCAL, own) if own else (MIXING, None)
+    if axis == "":
+        return MIXING, None
+    if written:
+        return (LOCAL, axis) if _leading(stage.write) == axis else (MIXING, None)
+    if axis in stage.write.axes or stage.winner is not None or stage.combine == "set":
+        return MIXING, None
+    return REDUCING, axis
+
+
+def divide(program: Program, batch: Batch) -> list[Region]:
+    """The stages of a program in regions, in an order that respects what they read and write.
+
+    A stage joins the open region as long as nothing it needs is summed up over that region's images.
+    """
+    before = _predecessors(program)
+    waiting = list(range(len(program.stages)))
+    done: set[int] = set()
+    regions: list[Region] = []
+    while waiting:
+        kind = _wanted(program.stages[waiting[0]], program, batch)
+        region = Region(kind)
+        unfinished: set[int] = set()  # sums over images that are complete when the region ends
+        progress = True
+        while progress:
+            progress = False
+            for position in list(waiting):
+                stage = program.stages[position]
+                if _wanted(stage, program, batch) != kind or not before[position] <= done:
+                    continue
+                if before[position] & unfinished:
+                    continue
+                region.stages.append(stage)
+                waiting.remove(position)
+                done.add(position)
+                if kind == IMAGES and batch.kinds[stage.name] == REDUCING:
+                    unfinished.add(position)
+                progress = True
+        regions.append(region)
+    return regions
+
+
+def _wanted(stage: Stage, program: Program, batch: Batch) -> str:
+    """The kind of region for a stage: images where it works on pictures one by one."""
+    if batch.kinds[stage.name] not in (LOCAL, REDUCING):
+        return WHOLE
+    names = [*stage.reads(), *stage.writes()]
+    shapes = [program.tensors[n].shape for n in names if n in batch.tensors]
+    return IMAGES if any(size > 1 for shape in shapes for size in shape[2:]) else WHOLE
+
+
+def _predecessors(program: Program) -> list[set[int]]:
+    """For every stage, those that must come before it: writers of what it reads, readers of what it writes."""
+    result: list[set[int]] = []
+    writers: dict[str, set[int]] = {}
+    readers: dict[str, set[int]] = {}
+    for position, stage in enumerate(program.stages):
+        needed: set[int] = set()
+        for name in stage.reads():
+            needed |= writers.get(name, set())
+        for name in stage.writes():
+            needed |= readers.get(name, set()) | writers.get(name, set())
+        result.append(needed)
+        for name in stage.reads():
+            readers.setdefault(name, set()).add(position)
+        for name in stage.writes():
+            writers.setdefault(name, set()).add(position)
+    return result

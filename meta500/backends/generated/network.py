@@ -1,0 +1,345 @@
+"""Networks as C++ that is generated, compiled and loaded for exactly these shapes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from meta500.backends.generated.adjoint import METHODS, differentiate, without_dead_stages
+from meta500.backends.generated.fusion import fused
+from meta500.backends.generated.ir import REAL, Program
+from meta500.backends.generated.library import Executable
+from meta500.backends.generated.lower import BACKEND, lower, rules
+from meta500.backends.generated.schedule import Options, schedule
+from meta500.backends.network import GRADIENT_PREFIX, NATIVE, UNSUPPORTED, Network, NodeCoverage
+from meta500.backends.targets import target as find_target
+from meta500.errors import UserError, choose
+from meta500.graph import Model, Operation, TensorType, ValueType
+from meta500.graph.passes import infer_types, training_form
+from meta500.graph.types import is_floating
+
+_REALS = {"float32": "float", "float64": "double"}
+COTANGENT = "cotangent"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What one executable computes.
+
+    ``loss`` is empty for inference; ``variables`` are differentiated by; ``shapes`` are those of the inputs.
+    """
+
+    outputs: tuple[str, ...]
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    loss: str = ""
+    variables: tuple[str, ...] = ()
+    cotangent: bool = False
+    updates: tuple[tuple[str, str], ...] = ()
+
+
+class GeneratedNetwork(Network):
+    """A network as generated C++; see :class:`meta500.backends.network.Network`.
+
+    Args:
+        model: the network; its floating-point values are all float32 or all float64.
+        precision: "float32" or "float64".
+        threads: OpenMP threads; default: the processors that this process may use.
+        seed: of dropout masks.
+        adjoint: how additions that may collide are done in backward: "auto", "gather", "reduction" or
+            "atomics".
+        target: the processor: "native", "avx2", "x86-64" or "aarch64".
+        profile: measure the time in every kernel; see :meth:`Executable.seconds`.
+    """
+
+    backend = BACKEND
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        precision: str | None = None,
+        threads: int | None = None,
+        seed: int = 0,
+        adjoint: str = "auto",
+        target: str = "native",
+        profile: bool = False,
+    ) -> None:
+        self.profile = profile
+        self.adjoint = choose("method of adjoints", adjoint, METHODS)
+        self.target = find_target(target)
+        if precision is not None:
+            choose("precision of the generated backend", precision, _REALS)
+        super().__init__(model, precision=precision, threads=threads, seed=seed)
+        self._tensors: dict[str, np.ndarray] = {}
+        for name, array in self.model.graph.initializers.items():
+            self._tensors[name] = array
+        self._last: dict[str, np.ndarray] = {}
+        self._rebuild()
+
+    @classmethod
+    def node_coverage(
+        cls, op: Operation, types: Mapping[str, ValueType | None] | None = None
+    ) -> NodeCoverage:
+        common = (op.name, op.op_type, op.domain, op.since_version)
+        if rules().find(op) is not None or op.op_type == "Constant":
+            return NodeCoverage(*common, NATIVE)
+        return NodeCoverage(*common, UNSUPPORTED, f"no lowering rule for version {op.since_version}")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        found = {**super().options, "target": self.target.name}
+        return found if self.adjoint == "auto" else {**found, "adjoint": self.adjoint}
+
+    def _rebuild(self) -> None:
+        for executable in getattr(self, "_executables", {}).values():
+            executable.close()
+        self._executables: dict[Form, Executable] = {}
+        self._buffers: dict[str, np.ndarray] = {}
+        self._forms = {False: (self.model, {}), True: training_form(self.model)}
+        for form, _ in self._forms.values():
+            for name, array in form.graph.initializers.items():
+                self._tensors.setdefault(name, array)
+        self.real = self._real_type()
+        # Lowering now refuses what can't be generated before anything is fed.
+        if all(isinstance(t, TensorType) and t.static for t in self.model.inputs.values()):
+            for training in (False, True):
+                model = infer_types(self._forms[training][0], strict=False)
+                lower(model, list(self.model.outputs), self._external(model))
+
+    def _real_type(self) -> np.dtype:
+        found = set()
+        for value in self.model.graph.types().values():
+            dtype = getattr(value, "dtype", None)
+            if dtype is not None and is_floating(dtype):
+                found.add(dtype.name)
+        if len(found) > 1 or not found <= set(_REALS):
+            names = ", ".join(sorted(found))
+            raise UserError(
+                f"the network has values of type {names}; generated code is all float32 or all float64: "
+                "choose it with precision='float32' or 'float64'"
+            )
+        return np.dtype(found.pop() if found else "float32")
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def inference(
+        self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        wanted = self._select_outputs(inputs, outputs)
+        arrays = self._feed(inputs)
+        form = Form(wanted, _shapes(arrays))
+        return self._run(form, arrays)
+
+    def inference_and_backprop(
+        self,
+        inputs: Mapping[str, Any],
+        loss: str = "loss",
+        outputs: Sequence[str] | None = None,
+        wrt: Sequence[str] | None = None,
+        cotangent: np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
+        self._check_loss(inputs, loss, cotangent is None)
+        wanted = self._select_outputs(inputs, outputs)
+        wanted = wanted if loss in wanted else (*wanted, loss)
+        variables = self._check_wrt(wrt)
+        arrays = self._feed(inputs)
+        form, updates = self._forms[True]
+        chosen = self._updates(updates, form, inputs)
+        key = Form(wanted, _shapes(arrays), loss, variables, cotangent is not None, tuple(chosen.items()))
+        if cotangent is not None:
+            arrays[COTANGENT] = np.ascontiguousarray(cotangent, self.real)
+        return self._run(key, arrays)
+
+    def _feed(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        arrays = {name: np.ascontiguousarray(self._as_input(name, value)) for name, value in inputs.items()}
+        for name, array in arrays.items():
+            if array.size == 0:
+                raise UserError(
+                    f"input '{name}' has shape {list(array.shape)}: generated code needs elements"
+                )
+        self._check_shapes({name: array.shape for name, array in arrays.items()})
+        return arrays
+
+    def _run(self, form: Form, fed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        executable = self.executable(form)
+        program = executable.schedule.program
+        arrays: dict[str, np.ndarray] = {}
+        results = {name: program.outputs[name] for name in form.outputs}
+        for name in executable.schedule.external:
+            tensor = program.tensors[name]
+            if name in fed:
+                arrays[name] = fed[name]
+            elif name in program.constants:
+                arrays[name] = self._constant(program, name)
+            elif name in self._tensors:
+                arrays[name] = self._contiguous(name)
+            else:
+                arrays[name] = self._buffer(name, tensor.shape, self._dtype(tensor.dtype))
+        executable.run(arrays)
+        found = {name: arrays[tensor] for name, tensor in results.items()}
+        self._last = {name: fed[name] for name in fed if name != COTANGENT} | found
+        for name, tensor in program.gradients.items():
+            self._last[GRADIENT_PREFIX + name] = arrays[tensor]
+        for statistic, _ in form.updates:
+            self._tensors[statistic] = np.array(arrays[program.updates[statistic]])
+        return found
+
+    def _dtype(self, kind: str) -> np.dtype:
+        return self.real if kind == REAL else np.dtype(kind)
+
+    def _contiguous(self, name: str) -> np.ndarray:
+        array = self._tensors[name]
+        if not array.flags.c_contiguous or array.dtype.byteorder == ">":
+            array = self._tensors[name] = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        return array
+
+    def _constant(self, program: Program, name: str) -> np.ndarray:
+        key = f"constant {id(program)} {name}"
+        if key not in self._buffers:
+            dtype = self._dtype(program.tensors[name].dtype)
+            self._buffers[key] = np.ascontiguousarray(program.constants[name], dtype)
+        return self._buffers[key]
+
+    def _buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """An array for a result: the one of the last run if nobody else holds it any more."""
+        self._last.pop(name, None)
+        array = self._buffers.pop(name, None)
+        # Two references: this variable and the argument of getrefcount.
+        if array is None or array.shape != shape or array.dtype != dtype or sys.getrefcount(array) > 2:
+            array = np.empty(shape, dtype)
+        self._buffers[name] = array
+        return array
+
+    # -- generating --------------------------------------------------------------------------------
+
+    def executable(self, form: Form) -> Executable:
+        """The executable of a form, compiled now if need be.
+
+        Raises:
+            UserError: the compiler fails, or memory does not suffice.
+            UnsupportedOperation: a node that cannot be generated.
+        """
+        if form not in self._executables:
+            plan = schedule(self.program(form), self._schedule_options())
+            self._executables[form] = Executable(plan, self.target)
+        return self._executables[form]
+
+    def _schedule_options(self) -> Options:
+        threads = self.threads if self.threads is not None else len(os.sched_getaffinity(0))
+        return Options(
+            _REALS[self.real.name], threads, self.target.vector_bytes, self.target.registers, self.profile
+        )
+
+    def program(self, form: Form, fuse: bool = True) -> Program:
+        """The stages of a form: forward and backward, joined where ``fuse`` is set."""
+        model = with_shapes(self._forms[bool(form.loss)][0], dict(form.shapes))
+        updates = dict(form.updates)
+        program = lower(model, [*form.outputs, *updates.values()], self._external(model))
+        for statistic, new in updates.items():
+            program.updates[statistic] = program.outputs.pop(new)
+        if form.loss:
+            loss = program.outputs[form.loss]
+            cotangent = None
+            if form.cotangent:
+                cotangent = program.unique(COTANGENT)
+                program.tensors[cotangent] = replace(program.tensors[loss], name=cotangent, role="input")
+            for name in form.variables:
+                if name not in program.tensors:
+                    self._add_unused(program, model, name)
+            program = differentiate(program, loss, form.variables, cotangent=cotangent, method=self.adjoint)
+        wanted = [
+            *program.outputs.values(),
+            *program.gradients.values(),
+            *program.updates.values(),
+            *program.faults,
+        ]
+        program = without_dead_stages(program, wanted)
+        return fused(program) if fuse else program
+
+    def _add_unused(self, program: Program, model: Model, name: str) -> None:
+        """A variable that the outputs do not depend on: its gradient is zero."""
+        from meta500.backends.generated.ir import PARAMETER, Tensor
+
+        types = model.graph.types()
+        shape = getattr(types[name], "shape", ())
+        program.tensors[name] = Tensor(name, tuple(shape), REAL, PARAMETER)
+
+    def _external(self, model: Model) -> list[str]:
+        """Initializers that stay arrays of this network: all floating-point tensors that are no scalars."""
+        return [
+            name
+            for name, array in model.graph.initializers.items()
+            if name in self._parameters or (is_floating(array.dtype) and array.ndim > 0)
+        ]
+
+    # -- tensors -----------------------------------------------------------------------------------
+
+    def native(self, name: str) -> Any:
+        found = self._last.get(name) if name.startswith(GRADIENT_PREFIX) else self._tensors.get(name)
+        if found is None:
+            found = self._last.get(name)
+        if found is None:
+            raise UserError(
+                f"'{name}' is not kept; kept are parameters, gradients (grad/NAME) and the inputs and "
+                "outputs of the last run. Other values are kept after add_output(name)"
+            )
+        return found
+
+    def assign(self, name: str, tensor: Any) -> None:
+        current = self._tensors.get(name)
+        if current is None:
+            raise UserError(f"assign: the network has no parameter or constant '{name}'")
+        tensor = np.asarray(tensor)
+        if tensor.shape != current.shape or tensor.dtype != current.dtype:
+            raise UserError(
+                f"assign: '{name}' is {current.dtype}{list(current.shape)}, "
+                f"got {tensor.dtype}{list(tensor.shape)}"
+            )
+        self._tensors[name] = tensor
+        baked = any(name in e.schedule.program.baked for e in self._executables.values())
+        if baked or name not in self._external(self.model):
+            # Its value may be part of the generated code.
+            graph = self.model.graph
+            initializers = {**graph.initializers, name: tensor}
+            self.model = self.model.with_graph(replace(graph, initializers=initializers))
+            self._rebuild()
+
+    def to_native(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        return np.array(tensor)
+
+    def close(self) -> None:
+        super().close()
+        for executable in self._executables.values():
+            executable.close()
+        self._tensors, self._last, self._executables, self._buffers = {}, {}, {}, {}
+
+
+def _shapes(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, array.shape) for name, array in arrays.items())
+
+
+def with_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Model:
+    """The model with these shapes of its inputs, and the types that follow from them."""
+    graph = model.graph
+    inputs = dict(graph.inputs)
+    changed = False
+    for name, shape in shapes.items():
+        declared = inputs[name]
+        if isinstance(declared, TensorType) and declared.shape != tuple(shape):
+            inputs[name] = replace(declared, shape=tuple(shape))
+            changed = True
+    if changed:
+        outputs = {
+            name: replace(t, shape=None) if isinstance(t, TensorType) and not t.static else t
+            for name, t in graph.outputs.items()
+        }
+        graph = replace(graph, inputs=inputs, outputs=outputs, value_types={})
+    return infer_types(model.with_graph(graph), strict=False)
