@@ -23,13 +23,15 @@ class Executable:
     Args:
         schedule: what runs.
         target: the processor.
+        parameters, gradients: names of the packed tensors, "" where there are none.
 
     Raises:
         UserError: the compiler is missing or fails, or memory does not suffice.
     """
 
-    def __init__(self, schedule: Schedule, target: Target) -> None:
+    def __init__(self, schedule: Schedule, target: Target, parameters: str = "", gradients: str = "") -> None:
         self.schedule = schedule
+        self.parameters, self.gradients = parameters, gradients
         self.path = compile_text(
             cpp.sources(schedule), include=[RUNTIME], target=target, openmp=schedule.options.threads > 1
         )

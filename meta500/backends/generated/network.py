@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from meta500.backends.checks import check_cotangent
 from meta500.backends.generated.adjoint import METHODS, differentiate, without_dead_stages
 from meta500.backends.generated.fusion import fused
-from meta500.backends.generated.ir import REAL, Program
+from meta500.backends.generated.ir import PARAMETER, REAL, Program, Tensor
 from meta500.backends.generated.library import Executable
 from meta500.backends.generated.lower import BACKEND, lower, rules
+from meta500.backends.generated.packing import Packing, packed
 from meta500.backends.generated.schedule import Options, schedule
+from meta500.backends.generated.updates import with_update
 from meta500.backends.network import GRADIENT_PREFIX, NATIVE, UNSUPPORTED, Network, NodeCoverage
 from meta500.backends.targets import target as find_target
 from meta500.errors import UserError, choose
@@ -31,7 +35,8 @@ COTANGENT = "cotangent"
 class Form:
     """What one executable computes.
 
-    ``loss`` is empty for inference; ``variables`` are differentiated by; ``shapes`` are those of the inputs.
+    ``loss`` is empty for inference; ``variables`` are differentiated by; ``shapes`` are those of the inputs;
+    ``optimizer`` names the update that follows, if any.
     """
 
     outputs: tuple[str, ...]
@@ -40,6 +45,7 @@ class Form:
     variables: tuple[str, ...] = ()
     cotangent: bool = False
     updates: tuple[tuple[str, str], ...] = ()
+    optimizer: str = ""
 
 
 class GeneratedNetwork(Network):
@@ -76,8 +82,6 @@ class GeneratedNetwork(Network):
             choose("precision of the generated backend", precision, _REALS)
         super().__init__(model, precision=precision, threads=threads, seed=seed)
         self._tensors: dict[str, np.ndarray] = {}
-        for name, array in self.model.graph.initializers.items():
-            self._tensors[name] = array
         self._last: dict[str, np.ndarray] = {}
         self._rebuild()
 
@@ -105,6 +109,7 @@ class GeneratedNetwork(Network):
             for name, array in form.graph.initializers.items():
                 self._tensors.setdefault(name, array)
         self.real = self._real_type()
+        self._pack()
         # Lowering now refuses what can't be generated before anything is fed.
         if all(isinstance(t, TensorType) and t.static for t in self.model.inputs.values()):
             for training in (False, True):
@@ -124,6 +129,21 @@ class GeneratedNetwork(Network):
                 "choose it with precision='float32' or 'float64'"
             )
         return np.dtype(found.pop() if found else "float32")
+
+    def _pack(self) -> None:
+        """Lay all parameters out in one array; ``self._tensors`` has views of it."""
+        shapes = {name: self._tensors[name].shape for name in self._parameters}
+        self.packing = Packing.of(shapes)
+        self.packed = aligned_zeros(self.packing.size, self.real)
+        for name in self._parameters:
+            view = self.view(self.packed, name)
+            view[...] = self._tensors[name]
+            self._tensors[name] = view
+
+    def view(self, array: np.ndarray, name: str) -> np.ndarray:
+        """The part of a packed array that belongs to one parameter."""
+        begin, shape = self.packing.offsets[name], self.packing.shapes[name]
+        return array[begin : begin + math.prod(shape)].reshape(shape)
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -152,8 +172,40 @@ class GeneratedNetwork(Network):
         chosen = self._updates(updates, form, inputs)
         key = Form(wanted, _shapes(arrays), loss, variables, cotangent is not None, tuple(chosen.items()))
         if cotangent is not None:
-            arrays[COTANGENT] = np.ascontiguousarray(cotangent, self.real)
+            arrays[COTANGENT] = self._cotangent(loss, cotangent, arrays)
         return self._run(key, arrays)
+
+    def train_step(
+        self,
+        inputs: Mapping[str, Any],
+        loss: str,
+        outputs: Sequence[str] | None,
+        optimizer: str,
+        state: dict[str, np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """Forward, backward and the update of an optimizer in one call.
+
+        Args:
+            inputs, loss, outputs: as for :meth:`inference_and_backprop`.
+            optimizer: a name of :data:`updates.UPDATES`.
+            state: its slots (packed arrays) and settings (numbers) by tensor name.
+        """
+        self._check_loss(inputs, loss)
+        wanted = self._select_outputs(inputs, outputs)
+        wanted = wanted if loss in wanted else (*wanted, loss)
+        arrays = self._feed(inputs)
+        form, updates = self._forms[True]
+        chosen = self._updates(updates, form, inputs)
+        key = Form(
+            wanted, _shapes(arrays), loss, tuple(self._parameters), False, tuple(chosen.items()), optimizer
+        )
+        return self._run(key, arrays, state)
+
+    def _cotangent(self, loss: str, cotangent: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        model = with_shapes(self._forms[True][0], {n: a.shape for n, a in arrays.items()})
+        shape = getattr(model.outputs[loss], "shape", None)
+        check_cotangent(loss, self.real, shape or (), cotangent)
+        return np.ascontiguousarray(cotangent, self.real)
 
     def _feed(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         arrays = {name: np.ascontiguousarray(self._as_input(name, value)) for name, value in inputs.items()}
@@ -165,7 +217,9 @@ class GeneratedNetwork(Network):
         self._check_shapes({name: array.shape for name, array in arrays.items()})
         return arrays
 
-    def _run(self, form: Form, fed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _run(
+        self, form: Form, fed: dict[str, np.ndarray], state: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
         executable = self.executable(form)
         program = executable.schedule.program
         arrays: dict[str, np.ndarray] = {}
@@ -174,6 +228,10 @@ class GeneratedNetwork(Network):
             tensor = program.tensors[name]
             if name in fed:
                 arrays[name] = fed[name]
+            elif state and name in state:
+                arrays[name] = state[name]
+            elif name == executable.parameters:
+                arrays[name] = self.packed
             elif name in program.constants:
                 arrays[name] = self._constant(program, name)
             elif name in self._tensors:
@@ -184,7 +242,10 @@ class GeneratedNetwork(Network):
         found = {name: arrays[tensor] for name, tensor in results.items()}
         self._last = {name: fed[name] for name in fed if name != COTANGENT} | found
         for name, tensor in program.gradients.items():
-            self._last[GRADIENT_PREFIX + name] = arrays[tensor]
+            array = arrays[tensor]
+            self._last[GRADIENT_PREFIX + name] = (
+                self.view(array, name) if tensor == executable.gradients else array
+            )
         for statistic, _ in form.updates:
             self._tensors[statistic] = np.array(arrays[program.updates[statistic]])
         return found
@@ -225,8 +286,9 @@ class GeneratedNetwork(Network):
             UnsupportedOperation: a node that cannot be generated.
         """
         if form not in self._executables:
-            plan = schedule(self.program(form), self._schedule_options())
-            self._executables[form] = Executable(plan, self.target)
+            program, parameters, gradients = self.program(form)
+            plan = schedule(program, self._schedule_options())
+            self._executables[form] = Executable(plan, self.target, parameters, gradients)
         return self._executables[form]
 
     def _schedule_options(self) -> Options:
@@ -235,8 +297,20 @@ class GeneratedNetwork(Network):
             _REALS[self.real.name], threads, self.target.vector_bytes, self.target.registers, self.profile
         )
 
-    def program(self, form: Form, fuse: bool = True) -> Program:
-        """The stages of a form: forward and backward, joined where ``fuse`` is set."""
+    def program(self, form: Form) -> tuple[Program, str, str]:
+        """The fused stages of a form, and the names of its packed parameters and gradients ("" for none)."""
+        program = fused(self.stages(form))
+        before = set(program.tensors)
+        program = packed(program, self.packing)
+        new = [name for name in program.tensors if name not in before]
+        parameters = next((n for n in new if program.tensors[n].role == PARAMETER), "")
+        gradients = next((n for n in new if program.tensors[n].role != PARAMETER), "")
+        if form.optimizer:
+            program = with_update(program, form.optimizer, parameters, gradients)
+        return program, parameters, gradients
+
+    def stages(self, form: Form) -> Program:
+        """The stages of a form, forward and backward, before anything is joined."""
         model = with_shapes(self._forms[bool(form.loss)][0], dict(form.shapes))
         updates = dict(form.updates)
         program = lower(model, [*form.outputs, *updates.values()], self._external(model))
@@ -258,13 +332,10 @@ class GeneratedNetwork(Network):
             *program.updates.values(),
             *program.faults,
         ]
-        program = without_dead_stages(program, wanted)
-        return fused(program) if fuse else program
+        return without_dead_stages(program, wanted)
 
     def _add_unused(self, program: Program, model: Model, name: str) -> None:
         """A variable that the outputs do not depend on: its gradient is zero."""
-        from meta500.backends.generated.ir import PARAMETER, Tensor
-
         types = model.graph.types()
         shape = getattr(types[name], "shape", ())
         program.tensors[name] = Tensor(name, tuple(shape), REAL, PARAMETER)
@@ -300,6 +371,10 @@ class GeneratedNetwork(Network):
                 f"assign: '{name}' is {current.dtype}{list(current.shape)}, "
                 f"got {tensor.dtype}{list(tensor.shape)}"
             )
+        if name in self.packing.offsets:
+            if tensor is not current:
+                current[...] = tensor
+            return
         self._tensors[name] = tensor
         baked = any(name in e.schedule.program.baked for e in self._executables.values())
         if baked or name not in self._external(self.model):
@@ -315,11 +390,24 @@ class GeneratedNetwork(Network):
     def to_numpy(self, tensor: Any) -> np.ndarray:
         return np.array(tensor)
 
+    def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
+        self._check_open()
+        from meta500.backends.generated.optimizers import create
+
+        return create(self, name, loss, hyperparameters)
+
     def close(self) -> None:
         super().close()
         for executable in self._executables.values():
             executable.close()
         self._tensors, self._last, self._executables, self._buffers = {}, {}, {}, {}
+
+
+def aligned_zeros(size: int, dtype: np.dtype) -> np.ndarray:
+    """Zeros that begin at a multiple of 64 bytes."""
+    raw = np.zeros(size * dtype.itemsize + 64, np.uint8)
+    begin = -raw.ctypes.data % 64
+    return raw[begin : begin + size * dtype.itemsize].view(dtype)
 
 
 def _shapes(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...]], ...]:

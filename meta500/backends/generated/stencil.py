@@ -137,7 +137,8 @@ def _sizes(
     for name in axes:
         if name not in found and name not in plain:
             raise source.wrong(
-                f"the size of axis {name} is not known: give the shape of '{source.target.tensor}' or extents",
+                f"the size of axis {name} is not known: give the shape of '{source.target.tensor}' or "
+                "extents",
                 source.axes.get(name, source.target_node),
             )
         # Of an axis that several tensors tell, the smallest keeps all reads inside.
@@ -277,8 +278,8 @@ def _zeros(program: Program, stage: Stage) -> list[Stage]:
     once = [load for load in loads(stage.initial) if load in outside]
     together = len({tuple(guards) for guards in outside.values()}) <= 1
     if together and not once and all(_vanishes(stage.value, load) for load in outside):
-        guards = tuple(guard for found in outside.values() for guard in found)
-        return [replace(stage, guards=guards, combine=SUM if guards else stage.combine)]
+        needed = tuple(guard for guards in outside.values() for guard in guards)
+        return [replace(stage, guards=needed, combine=SUM if needed else stage.combine)]
     result: list[Stage] = []
     moved: dict[Expr, Expr] = {}
     for name in dict.fromkeys(load.access.tensor for load in outside):

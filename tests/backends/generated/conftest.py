@@ -118,7 +118,9 @@ def same() -> Callable[..., tuple[list[np.ndarray], Program]]:
         for i in range(n_outputs):
             out = found[program.outputs[f"out{i}"]]
             assert out.shape == values[f"out{i}"].shape
-            np.testing.assert_allclose(out, values[f"out{i}"], rtol=tolerance, atol=tolerance, err_msg=f"out{i}")
+            np.testing.assert_allclose(
+                out, values[f"out{i}"], rtol=tolerance, atol=tolerance, err_msg=f"out{i}"
+            )
         if gradient:
             with meta500.network(model, backend="numpy") as net:
                 net.inference_and_backprop(fed, loss="loss", wrt=names)

@@ -59,7 +59,9 @@ class Maker:
         return found
 
 
-def check(maker: Maker, target: str, variables: list[str], methods: tuple[str, ...] = METHODS) -> list[Program]:
+def check(
+    maker: Maker, target: str, variables: list[str], methods: tuple[str, ...] = METHODS
+) -> list[Program]:
     """<w, J v> by central differences equals <J^T w, v>, for every method; the methods agree."""
     program, rng = maker.program, np.random.default_rng(9)
     shape = program.tensors[target].shape
@@ -128,7 +130,9 @@ def test_the_adjoint_of_a_convolution_is_a_convolution_with_flipped_taps() -> No
     assert {axis.name for axis in dx.reduced} == {"k", "r"} and not dx.onto and dx.combine == SUM
     assert str(dw.write) == "grad/w[k, c, r]" and {axis.name for axis in dw.reduced} == {"n", "i"}
     assert str(db.write) == "grad/b[k]" and str(db.value) == "dy[n, k, i]"
-    assert dx.verdict == "neighbouring iterations meet in i+r-1; transposed, every element collects its own sum"
+    assert (
+        dx.verdict == "neighbouring iterations meet in i+r-1; transposed, every element collects its own sum"
+    )
     assert dx.origin == "adjoint of test y by x"
     assert dw.method == "gather" and "shared over n, i: each element sums over them" in dw.verdict
     assert "gather: reads were exclusive over k; shared over n, i" in str(db)
@@ -183,7 +187,9 @@ def networks(draw):
             value = add(mul(here, Constant(0.5)), mul(at("v", "j"), here))
             maker.stage(name, (n, m), ["i", "j"], axes, value, combine=SET)
             guards = (Guard(place[0], 0, n), Guard(place[1], 0, m))
-            maker.stage(name, (n, m), ["i", "j"], axes, at(last, *place), combine=SUM, guards=guards, onto=True)
+            maker.stage(
+                name, (n, m), ["i", "j"], axes, at(last, *place), combine=SUM, guards=guards, onto=True
+            )
         elif kind == "taps":
             place = [Affine.of({"i": 1, "r": 1}, -1), Affine.of({"j": 1, "q": draw(st.integers(1, 2))}, -1)]
             maker.stage(
@@ -230,7 +236,9 @@ def test_a_dense_jacobian() -> None:
     forward = np.zeros((12, 20))
     for column in range(20):
         unit = np.eye(20)[column].reshape(5, 4)
-        forward[:, column] = run(maker.program, {**maker.given, "u": unit, "dy": np.zeros((3, 4))})["y"].reshape(-1)
+        forward[:, column] = run(maker.program, {**maker.given, "u": unit, "dy": np.zeros((3, 4))})[
+            "y"
+        ].reshape(-1)
     result = differentiate(maker.program, "y", ["u"], cotangent="dy")
     backward = np.zeros((20, 12))
     for column in range(12):

@@ -120,5 +120,7 @@ def test_rewriting() -> None:
     assert loads(expr) == [u] and loads(None) == [] and len(list(walk(expr))) == 5
     moved = substitute(expr, {"r": affine("i") + 1})
     assert str(moved) == "(u[3*i+1] + ((i+1) * u[3*i+1]))" and loads(moved)[0].held
-    assert rewrite(expr, lambda e: ONE if e == u else None) == ex.add(ONE, call("mul", Index(affine("r")), ONE))
+    assert rewrite(expr, lambda e: ONE if e == u else None) == ex.add(
+        ONE, call("mul", Index(affine("r")), ONE)
+    )
     assert str(call("exp", ex.neg(A))) == "exp(neg(a[]))" and A.access.axes == set()

@@ -133,7 +133,9 @@ def test_slice(same, size, start, end, step) -> None:
 
 
 def test_slice_of_several_axes(same) -> None:
-    same("Slice", 13, [normal(4, 5, 6)], {1: whole(1, -1), 2: whole(9, -100), 3: whole(0, -1), 4: whole(2, -2)})
+    same(
+        "Slice", 13, [normal(4, 5, 6)], {1: whole(1, -1), 2: whole(9, -100), 3: whole(0, -1), 4: whole(2, -2)}
+    )
     same("Slice", 13, [normal(4, 5)], {1: whole(1), 2: whole(3)})
     same("Slice", 9, [normal(4, 5)], starts=[1, 0], ends=[3, -1], axes=[1, 0])
 
@@ -180,7 +182,17 @@ def test_expand_and_tile(same) -> None:
 
 @pytest.mark.parametrize(
     "indices",
-    [[2, 0], [0, 1, 2, 3], [3, 2, 1, 0], [-1, -1], [0, 2, 0, 2, 0, 2], [1, 3, 0], 2, [[0, 1], [2, 3]], [[1], [1]]],
+    [
+        [2, 0],
+        [0, 1, 2, 3],
+        [3, 2, 1, 0],
+        [-1, -1],
+        [0, 2, 0, 2, 0, 2],
+        [1, 3, 0],
+        2,
+        [[0, 1], [2, 3]],
+        [[1], [1]],
+    ],
 )
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_gather(same, indices, axis) -> None:
@@ -225,7 +237,9 @@ def test_resize_to_sizes(same, mode, coordinates, before, after, other, data) ->
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-@pytest.mark.parametrize("scales", [(1, 1, 2, 2), (1, 1, 3, 1), (1, 1, 0.5, 0.5), (1, 1, 1.5, 2.6), (1, 1, 4, 0.3)])
+@pytest.mark.parametrize(
+    "scales", [(1, 1, 2, 2), (1, 1, 3, 1), (1, 1, 0.5, 0.5), (1, 1, 1.5, 2.6), (1, 1, 4, 0.3)]
+)
 @pytest.mark.parametrize("coordinates", ["half_pixel", "asymmetric", "align_corners"])
 def test_resize_by_scales(same, mode, scales, coordinates) -> None:
     attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}

@@ -36,7 +36,11 @@ def constants_of(case: Case, given: dict[str, np.ndarray]) -> dict[str, np.ndarr
     found = {}
     for op in case.model().graph.operations:
         fixed = CONSTANT.get(op.op_type, (1,) if given_by_second(op.op_type) else ())
-        found |= {op.operands[i]: given[op.operands[i]] for i in fixed if i < len(op.operands) and op.operands[i] in given}
+        found |= {
+            op.operands[i]: given[op.operands[i]]
+            for i in fixed
+            if i < len(op.operands) and op.operands[i] in given
+        }
     return found
 
 

@@ -40,7 +40,12 @@ class Array:
 
 
 def evaluated(
-    once: str, each: str, given: dict[str, np.ndarray], kept: dict[str, int], summed: dict[str, int], zero: bool
+    once: str,
+    each: str,
+    given: dict[str, np.ndarray],
+    kept: dict[str, int],
+    summed: dict[str, int],
+    zero: bool,
 ) -> np.ndarray:
     """``once`` plus the sum of ``each`` for every element; 0 where something outside is read."""
     names = {n: float(x) if x.ndim == 0 else Array(x, zero) for n, x in given.items()} | FUNCTIONS
@@ -59,7 +64,12 @@ def evaluated(
 
 CASES: list[tuple[str, dict[str, tuple[int, ...]], str, dict[str, int]]] = [
     # right-hand side: what is added once, shapes, what is summed, over which axes
-    ("a * u[i, j] + b * (u[i-1, j] + u[i+1, j] + u[i, j-1] + u[i, j+1])", {"u": (6, 5), "a": (), "b": ()}, "", {}),
+    (
+        "a * u[i, j] + b * (u[i-1, j] + u[i+1, j] + u[i, j-1] + u[i, j+1])",
+        {"u": (6, 5), "a": (), "b": ()},
+        "",
+        {},
+    ),
     ("u[i] - 2 * u[i-2] + u[i+1] / 3", {"u": (9,)}, "", {}),
     ("", {"u": (9,), "w": (3,)}, "w[r] * u[i+r-1]", {"r": 3}),
     ("b[i]", {"u": (9,), "w": (3,), "b": (9,)}, "w[r] * u[i+2*r-2]", {"r": 3}),
@@ -135,7 +145,9 @@ def test_a_tensor_product_with_zeros_is_one_guarded_stage() -> None:
     assert [str(g) for g in stage.guards] == ["0 <= i+r-1 < 9"] and stage.combine == "sum"
     assert program.tensors["w"].role == "parameter" and program.tensors["u"].role == "input"
     (shifted,) = stencil("v[i] = u[i-1]", {"u": (4,)}, boundary="zero").stages
-    assert run(stencil("v[i] = u[i-1]", {"u": (4,)}, boundary="zero"), {"u": np.arange(1, 5)})["v"].tolist() == [0, 1, 2, 3]
+    assert run(stencil("v[i] = u[i-1]", {"u": (4,)}, boundary="zero"), {"u": np.arange(1, 5)})[
+        "v"
+    ].tolist() == [0, 1, 2, 3]
     assert shifted.combine == "sum"
 
 

@@ -1,0 +1,190 @@
+"""Optimizers whose step is generated together with the network: one call computes loss, gradients and update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meta500.backends.generated.updates import UPDATES, slot_tensor
+from meta500.backends.hyperparameters import Rate, Real
+from meta500.backends.optimizer import GraphOptimizer
+from meta500.errors import choose
+
+
+class GeneratedOptimizer(GraphOptimizer):
+    """Base of the generated optimizers.
+
+    The state lies in arrays like the network's parameters, all of them packed; ``state`` has views.
+    """
+
+    kind_of_update = ""
+
+    def build(self) -> None:
+        update = UPDATES[self.kind_of_update]
+        network: Any = self.network
+        self._slots = {name: np.zeros_like(network.packed) for name in update.slots}
+        previous = self.state
+        self.state = {
+            parameter: {slot: network.view(array, parameter) for slot, array in self._slots.items()}
+            for parameter in network.get_params()
+        }
+        for parameter, slots in previous.items():
+            for slot, array in slots.items():
+                self.state[parameter][slot][...] = array
+
+    def settings(self) -> dict[str, float]:
+        """The numbers that the coming step takes."""
+        raise NotImplementedError
+
+    def train(
+        self, inputs: dict[str, np.ndarray], outputs: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """One step in one call; see ``Optimizer.train``."""
+        self.ensure_built()
+        network: Any = self.network
+        extra = {slot_tensor(name): array for name, array in self._slots.items()}
+        for name, value in self.settings().items():
+            extra[slot_tensor(name)] = np.asarray(value, network.real)
+        result = network.train_step(inputs, self.loss, self.wanted(outputs), self.kind_of_update, extra)
+        self.step_count += 1
+        return result  # type: ignore[no-any-return]
+
+    def train_steps(
+        self, batches: Iterable[dict[str, np.ndarray]], outputs: Sequence[str] | None = None
+    ) -> list[dict[str, np.ndarray]]:
+        """One step per batch; returns copies of the outputs of every step."""
+        return [
+            {name: np.array(value) for name, value in self.train(batch, outputs).items()} for batch in batches
+        ]
+
+    def step(self) -> None:
+        """Never called: ``train`` updates in the same call."""
+        raise NotImplementedError
+
+    def set_rate(self, rate: float) -> None:
+        """Nothing to pass on: ``self.rate`` is read at every step."""
+
+    def collect_state(self) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+        return self.state, self.scalars
+
+    def restore_state(self, arrays: dict[str, dict[str, Any]], scalars: dict[str, float]) -> None:
+        self.ensure_built()
+        for parameter, slots in arrays.items():
+            for slot, array in slots.items():
+                self.state[parameter][slot][...] = array
+        self.scalars = scalars
+
+
+class GeneratedSGD(GeneratedOptimizer):
+    """Gradient descent, x <- x - rate * g."""
+
+    name = "sgd (generated)"
+    kind_of_update = "sgd"
+
+    def settings(self) -> dict[str, float]:
+        return {"rate": self.rate}
+
+
+class GeneratedMomentum(GeneratedOptimizer):
+    """Heavy ball, v <- momentum * v + g, x <- x - rate * v."""
+
+    name = "momentum (generated)"
+    kind_of_update = "momentum"
+    momentum = Real(below=1.0)
+
+    def __init__(
+        self, network: Any, loss: str = "loss", *, learning_rate: Rate = 0.01, momentum: float = 0.9
+    ) -> None:
+        super().__init__(network, loss, learning_rate=learning_rate)
+        self.momentum = momentum
+
+    def settings(self) -> dict[str, float]:
+        return {"rate": self.rate, "momentum": self.momentum}
+
+
+class GeneratedAdam(GeneratedOptimizer):
+    """Adam (Kingma and Ba, 2015), with the bias corrections folded into the step size and epsilon."""
+
+    name = "adam (generated)"
+    kind_of_update = "adam"
+    beta1 = Real(below=1.0)
+    beta2 = Real(below=1.0)
+    epsilon = Real()
+
+    def __init__(
+        self,
+        network: Any,
+        loss: str = "loss",
+        *,
+        learning_rate: Rate = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+    ) -> None:
+        super().__init__(network, loss, learning_rate=learning_rate)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+
+    def settings(self) -> dict[str, float]:
+        t = self.step_count + 1
+        correction = math.sqrt(1 - self.beta2**t)
+        return {
+            "step": self.rate * correction / (1 - self.beta1**t),
+            "epsilon": self.epsilon * correction,
+            "beta1": self.beta1,
+            "beta2": self.beta2,
+        }
+
+
+class GeneratedAdamW(GeneratedAdam):
+    """AdamW (Loshchilov and Hutter, 2019): Adam, and x <- x - rate * weight_decay * x."""
+
+    name = "adamw (generated)"
+    kind_of_update = "adamw"
+    weight_decay = Real()
+
+    def __init__(
+        self,
+        network: Any,
+        loss: str = "loss",
+        *,
+        learning_rate: Rate = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(
+            network, loss, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon
+        )
+        self.weight_decay = weight_decay
+
+    def settings(self) -> dict[str, float]:
+        return {**super().settings(), "decay": self.rate * self.weight_decay}
+
+
+_CLASSES: dict[str, Callable[..., GeneratedOptimizer]] = {
+    "sgd": GeneratedSGD,
+    "momentum": GeneratedMomentum,
+    "adam": GeneratedAdam,
+    "adamw": GeneratedAdamW,
+}
+
+
+def create(network: Any, name: str, loss: str, hyperparameters: Mapping[str, Any]) -> GeneratedOptimizer:
+    """A native optimizer by name; see :meth:`meta500.backends.network.Network.native_optimizer`.
+
+    Raises:
+        UserError: an unknown name or option, or an invalid value.
+    """
+    import inspect
+
+    cls = _CLASSES[choose("native optimizer of the generated backend", name, _CLASSES)]
+    known = set(inspect.signature(cls).parameters) - {"network", "loss"}
+    for option in hyperparameters:
+        choose(f"option of native optimizer '{name}'", option, known)
+    optimizer = cls(network, loss, **hyperparameters)
+    optimizer.ensure_built()
+    return optimizer

@@ -1,0 +1,138 @@
+"""The process of one variant: it makes the network, then runs as many steps as it is asked to.
+
+Only what the variant needs is imported, so that its peak memory is its own: plain PyTorch takes the weights
+from a file and loads nothing of the builder, the generated backend loads no PyTorch.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from meta500.benchmarks.workers import serve
+
+
+TRAINING, INFERENCE = "training_step", "inference"
+GENERATED_NAME = "generated"
+# What a step gives is summed up in a few numbers by which the variants are compared with each other.
+Step = Callable[[], Any]
+
+_state: dict[str, Any] = {}
+
+
+def make(job: Mapping[str, Any]) -> dict[str, float]:
+    """Make the network and its optimizer; runs nothing.
+
+    Args:
+        job: "backend", "threads", "channels_last", "compiled"; "phase"; "model" and "model_options" as for
+            ``meta500.models.create``; "inputs" and "weights", paths of .npz files.
+
+    Returns:
+        Seconds of "imports" and of making.
+    """
+    inputs = _arrays(job["inputs"])
+    begin = time.perf_counter()
+    build = _generated if job["backend"] == GENERATED_NAME else _plain_torch
+    ready = build(job, inputs)
+    imported = time.perf_counter()
+    _state["step"] = ready()
+    return {"imports": imported - begin, "seconds": time.perf_counter() - imported}
+
+
+def steps(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Run steps.
+
+    Args:
+        order: "count" of timed steps; "lead_in": seconds of steps before, outside of the clock (0: none).
+
+    Returns:
+        "seconds" of all timed steps together, and "found": loss of the last training step, or the root mean
+        square of the logits of the last inference.
+    """
+    step: Step = _state["step"]
+    gc.collect(1)
+    gc.disable()
+    try:
+        if order["lead_in"] > 0:
+            awake = time.perf_counter() + order["lead_in"]
+            step()
+            while time.perf_counter() < awake:
+                step()
+        result = None
+        begin = time.perf_counter_ns()
+        for _ in range(order["count"]):
+            result = None  # freed inside the clock, as in a loop of one's own
+            result = step()
+        seconds = (time.perf_counter_ns() - begin) * 1e-9
+    finally:
+        gc.enable()
+    return {"seconds": seconds, "found": _number(result)}
+
+
+def peak_memory(order: Mapping[str, Any]) -> int:
+    """Highest resident memory of this process so far, in bytes."""
+    from meta500.benchmarks.memory import high_water_mark
+
+    return high_water_mark()
+
+
+def _arrays(path: str) -> dict[str, np.ndarray]:
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}
+
+
+def _number(result: Any) -> float:
+    array = np.asarray(result, np.float64)
+    return float(array) if array.ndim == 0 else float(np.sqrt(np.mean(array**2)))
+
+
+def _generated(job: Mapping[str, Any], inputs: dict[str, np.ndarray]) -> Callable[[], Step]:
+    from meta500.backends.network import backend_class, network
+    from meta500.models import create
+
+    backend_class(GENERATED_NAME)
+    model = create(job["model"], **job["model_options"])
+
+    def ready() -> Step:
+        net = network(model, backend=GENERATED_NAME, threads=job["threads"])
+        if job["phase"] == INFERENCE:
+            fed = {"image": inputs["image"]}
+            return lambda: net.inference(fed, outputs=["logits"])["logits"]
+        optimizer = net.native_optimizer("adam", learning_rate=1e-3)
+        return lambda: float(optimizer.train(inputs, outputs=["loss"])["loss"])
+
+    return ready
+
+
+def _plain_torch(job: Mapping[str, Any], inputs: dict[str, np.ndarray]) -> Callable[[], Step]:
+    import torch
+
+    if job["compiled"]:
+        # Its import is no part of the compilation.
+        import torch._inductor.compile_fx  # noqa: F401
+    from meta500.benchmarks.plain_torch import loaded_module, plain_inference_action, plain_step_action
+
+    torch.set_num_threads(job["threads"])
+    weights = _arrays(job["weights"])
+
+    def ready() -> Step:
+        module = loaded_module(job["model"], weights, job["model_options"])
+        how = {"channels_last": job["channels_last"], "compiled": job["compiled"]}
+        if job["phase"] == INFERENCE:
+            return plain_inference_action(module, inputs["image"], **how)
+        return plain_step_action(module, inputs["image"], inputs["label"], **how)
+
+    return ready
+
+
+def main() -> None:
+    """Serve until the parent is done."""
+    serve({"make": make, "steps": steps, "peak_memory": peak_memory})
+
+
+if __name__ == "__main__":
+    main()
