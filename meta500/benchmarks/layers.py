@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from meta500.backends.network import Network, network
-from meta500.benchmarks.protocol import SETTLE_SECONDS, Emit, Protocol, label, ratio_row, shape_text, who
+from meta500.benchmarks.protocol import (
+    SETTLE_SECONDS,
+    Emit,
+    Protocol,
+    label,
+    made,
+    ratio_row,
+    shape_text,
+    who,
+    who_from,
+)
 from meta500.graph import Builder, Model, TensorType, ops
 from meta500.metrics.clocks import Timing, interleave
 from meta500.metrics.norms import ErrorNorms, compare, tolerance
@@ -120,7 +130,12 @@ def measure_layers(
     """
     for layer in layers:
         progress(layer.name)
-        networks = [network(layer.model, **options) for options in backends]
+
+        def refused(options: Mapping[str, Any], reason: str, layer: Layer = layer) -> None:
+            what = {**_what(layer, FORWARD), **who_from(options)}
+            emit(Row(**what, quantity="time", unit="s", value=None, verdict="unsupported", note=reason))
+
+        networks = made(layer.model, backends, refused)
         try:
             reference = _reference(layer)
             for phase in (FORWARD, BACKWARD):

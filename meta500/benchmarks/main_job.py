@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meta500.benchmarks.protocol import PROTOCOLS, Protocol, version
+from meta500.benchmarks.protocol import PROTOCOLS, Protocol, version, who_from
 from meta500.errors import UserError
 from meta500.metrics.clocks import clock_overhead
 from meta500.metrics.rows import Row, to_json_line
@@ -59,7 +59,8 @@ def run(
         as_json: print the rows as JSON lines instead of tables.
 
     Returns:
-        Whether anything was wrong, failed, or missed the target accuracy.
+        Whether anything was wrong, failed, or missed the target accuracy. A missing C++ compiler is no
+        failure: the generated backend is then left out, and the tables say so.
     """
     from meta500.benchmarks.tables import console as make_console
     from meta500.benchmarks.tables import measurement_table, overhead_table
@@ -84,9 +85,10 @@ def run(
                 sys.stdout.write(to_json_line(replace(row, run_id=folder.id)))
 
         _emit_clock(emit)
+        backends = _Backends(threads, device)
         jobs = {
-            "layers": lambda step: _layers(sizes, protocol, threads, device, seed, emit, step),
-            "networks": lambda step: _networks(sizes, protocol, threads, device, seed, emit, step),
+            "layers": lambda step: _layers(sizes, protocol, backends, seed, emit, step),
+            "networks": lambda step: _networks(sizes, protocol, backends, seed, emit, step),
         }
         for part in ("layers", "networks"):
             if part not in parts:
@@ -94,6 +96,7 @@ def run(
             begin = len(rows)
             with _progress(part) as step:
                 jobs[part](step)
+            backends.say_missing(part, emit)
             found = rows[begin:]
             overhead = [r for r in found if "overhead" in r.protocol]
             others = [r for r in found if "overhead" not in r.protocol]
@@ -101,7 +104,7 @@ def run(
             console.print(measurement_table(title, others))
             if overhead:
                 console.print(overhead_table(overhead))
-        missed = "training" in parts and _training(sizes, threads, device, seed, folder, console)
+        missed = "training" in parts and _training(sizes, backends, seed, folder, console)
         if as_json:
             for row in folder.rows[len(rows) :]:
                 sys.stdout.write(to_json_line(row))
@@ -109,24 +112,61 @@ def run(
     bad = [r for r in rows if r.verdict in ("wrong", "failed")]
     for row in bad:
         console.print(f"{row.verdict}: {row.node or row.model} {row.phase} {row.backend}: {row.note}")
+    if backends.missing:
+        console.print(f"generated: not measured: {backends.missing}", soft_wrap=True, markup=False)
     console.print(f"Results: {folder.path} ({len(plots)} plots in plots/)", highlight=False, soft_wrap=True)
     return bool(bad) or missed
 
 
-def _backends(threads: int, device: str, compiled: bool) -> list[dict[str, Any]]:
-    """The backends that are compared; the first is the baseline of the ratios."""
-    eager = {"backend": "torch", "threads": threads, "device": device}
-    chosen: list[dict[str, Any]] = [eager]
-    if compiled:
-        chosen.append({**eager, "mode": "compile"})
-    return [*chosen, {"backend": "numpy", "threads": threads}]
+class _Backends:
+    """The backends that are compared.
+
+    Attributes:
+        threads, device: of all of them, and of torch.
+        missing: why the generated backend is left out; "" if it is not.
+    """
+
+    def __init__(self, threads: int, device: str) -> None:
+        self.threads, self.device = threads, device
+        self.missing = compiler_problem(threads)
+
+    def options(self, compiled: bool) -> list[dict[str, Any]]:
+        """Options of every network; the first one is the baseline of the ratios.
+
+        Args:
+            compiled: whether torch's compile mode is among them.
+        """
+        eager = {"backend": "torch", "threads": self.threads, "device": self.device}
+        chosen: list[dict[str, Any]] = [eager]
+        if compiled:
+            chosen.append({**eager, "mode": "compile"})
+        chosen.append({"backend": "numpy", "threads": self.threads})
+        return chosen if self.missing else [*chosen, {"backend": "generated", "threads": self.threads}]
+
+    def say_missing(self, part: str, emit: Callable[[Row], None]) -> None:
+        """One row, and so one line of the table, where the generated backend is left out."""
+        if self.missing:
+            who: dict[str, Any] = who_from({"backend": "generated", "threads": self.threads})
+            level = 0 if part == "layers" else 1
+            why: dict[str, Any] = {"value": None, "verdict": "unsupported", "note": self.missing}
+            emit(Row(level=level, model="everything", quantity="time", unit="s", **why, **who))
+
+
+def compiler_problem(threads: int) -> str:
+    """Why nothing can be compiled for the generated backend; "" where nothing speaks against it."""
+    from meta500.backends.compiler import compiler, has_openmp, no_openmp
+
+    try:
+        compiler()
+        return "" if threads == 1 or has_openmp() else no_openmp()
+    except UserError as problem:
+        return str(problem)
 
 
 def _layers(
     sizes: Sizes,
     protocol: Protocol,
-    threads: int,
-    device: str,
+    backends: _Backends,
     seed: int,
     emit: Callable[[Row], None],
     step: Callable[[str], None],
@@ -134,14 +174,13 @@ def _layers(
     from meta500.benchmarks.layers import measure_layers, unet_layers
 
     layers = unet_layers(**sizes.layer, seed=seed)
-    measure_layers(layers, _backends(threads, device, compiled=False), protocol, emit, step)
+    measure_layers(layers, backends.options(compiled=False), protocol, emit, step)
 
 
 def _networks(
     sizes: Sizes,
     protocol: Protocol,
-    threads: int,
-    device: str,
+    backends: _Backends,
     seed: int,
     emit: Callable[[Row], None],
     step: Callable[[str], None],
@@ -153,18 +192,17 @@ def _networks(
         prepared("unet", {"n": 0, **sizes.unet}, seed),
         prepared("digits_cnn", {"batch": 64}, seed),
     ]
-    backends = _backends(threads, device, sizes.compile)
-    measure_networks(subjects, backends, protocol, emit, step, sizes.memory)
-    measure_overhead(subjects, protocol, emit, threads, device, step)
+    measure_networks(subjects, backends.options(sizes.compile), protocol, emit, step, sizes.memory)
+    measure_overhead(subjects, protocol, emit, backends.threads, backends.device, step)
 
 
-def _training(sizes: Sizes, threads: int, device: str, seed: int, folder: RunFolder, console: Any) -> bool:
-    """Train the digits CNN with both Adams on both backends; True when one missed the target."""
+def _training(sizes: Sizes, backends: _Backends, seed: int, folder: RunFolder, console: Any) -> bool:
+    """Train the digits CNN with both Adams on every backend; True when one missed the target."""
     from meta500.benchmarks.training import Setup, train, training_table
     from meta500.metrics.tickers import ProgressTicker
 
     runs = []
-    for options in reversed(_backends(threads, device, compiled=False)):
+    for options in reversed(backends.options(compiled=False)):
         backend = options["backend"]
         for native in (False, True):
             setup = Setup(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,10 +15,12 @@ from meta500.benchmarks.protocol import (
     Emit,
     Protocol,
     label,
+    made,
     ratio_row,
     shape_text,
     version,
     who,
+    who_from,
 )
 from meta500.benchmarks.subjects import Subject, inference_action, training_action
 from meta500.errors import UserError
@@ -51,9 +53,10 @@ def measure_networks(
         memory: measure peak memory (one more process per subject and backend).
     """
     for subject in subjects:
-        networks = [subject.on(options)[0] for options in backends]
+        networks = made(subject.model, backends, _refusal(columns_of(subject, INFERENCE), emit))
+        running = {net.backend for net in networks}
         progress(f"{subject.title}: float64 reference")
-        reference = _reference(subject)
+        reference = float64_reference(subject)
         try:
             for phase in (INFERENCE, TRAINING):
                 progress(f"{subject.title}: {phase.replace('_', ' ')}")
@@ -62,9 +65,19 @@ def measure_networks(
             for net in networks:
                 net.close()
         if memory:
-            for options in backends:
-                progress(f"{subject.title}: peak memory of {label(_columns(options))}")
+            for options in (o for o in backends if o["backend"] in running):
+                progress(f"{subject.title}: peak memory of {label(who_from(options))}")
                 _measure_memory(subject, options, emit)
+
+
+def _refusal(what: Mapping[str, Any], emit: Emit) -> Callable[[Mapping[str, Any], str], None]:
+    """Emits the row of a backend that refuses the network."""
+
+    def refused(options: Mapping[str, Any], reason: str) -> None:
+        columns = {**what, **who_from(options)}
+        emit(Row(**columns, quantity="time", unit="s", value=None, verdict="unsupported", note=reason))
+
+    return refused
 
 
 def _measure_phase(
@@ -88,10 +101,10 @@ def _measure_phase(
     base = label(who(networks[0]))
     for net in networks:
         name = label(who(net))
-        what = {**_what(subject, phase), **who(net)}
+        what = {**columns_of(subject, phase), **who(net)}
         if timings[name].failure is None:
             # After the timing, so that the first call that was timed is the first call.
-            what |= _judge(subject, phase, net, reference)
+            what |= judged(subject, phase, net, reference)
         emit_times(timings[name], what, subject.batch, emit)
         if name == base:
             continue
@@ -100,14 +113,16 @@ def _measure_phase(
             emit(row)
 
 
-def emit_times(timing: Timing, what: dict[str, Any], batch: int, emit: Emit) -> None:
+def emit_times(
+    timing: Timing, what: dict[str, Any], batch: int, emit: Emit, protocol: str = "interleaved"
+) -> None:
     """Rows of time, first call and throughput.
 
-    The first call of a compiled mode depends on what the compiler finds in its cache on disk; its row says
+    The first call of what is compiled depends on what the compiler finds in its cache on disk; its row says
     so.
     """
-    for row in timing.rows(protocol="interleaved", **what):
-        if row.quantity == "first_call" and "compile" in row.mode:
+    for row in timing.rows(protocol=protocol, **what):
+        if row.quantity == "first_call" and ("compile" in row.mode or row.backend == "generated"):
             row = replace(row, note="with the compiler's cache on disk as it was found")
         emit(row)
     if timing.samples and timing.failure is None:
@@ -121,7 +136,7 @@ def emit_times(timing: Timing, what: dict[str, Any], batch: int, emit: Emit) -> 
                 high=batch / interval.low,
                 confidence=interval.confidence,
                 samples=tuple(batch / s for s in timing.samples),
-                protocol="interleaved",
+                protocol=protocol,
                 warmup=len(timing.warmup),
                 repeats=len(timing.samples),
                 **what,
@@ -165,7 +180,7 @@ def measure_overhead(
         }
         with _same_numerics(device):
             timings = interleave(actions, synchronize=native_net.synchronize, **protocol.limits())
-        base = {**_what(subject, TRAINING), **who(native_net), "protocol": "interleaved, overhead"}
+        base = {**columns_of(subject, TRAINING), **who(native_net), "protocol": "interleaved, overhead"}
         columns = {
             "plain": {**base, **PLAIN, "version": version("torch"), "optimizer": "adam (torch.optim)"},
             "native": {**base, "optimizer": "adam (torch.optim)"},
@@ -200,7 +215,7 @@ def _loss_action(optimizer: Any, inputs: dict[str, np.ndarray]) -> Callable[[], 
 def _measure_memory(subject: Subject, options: dict[str, Any], emit: Emit) -> None:
     from meta500.benchmarks.memory import peak_memory
 
-    what = {**_what(subject, TRAINING), **_columns(options), "quantity": "peak_memory", "unit": "B"}
+    what = {**columns_of(subject, TRAINING), **who_from(options), "quantity": "peak_memory", "unit": "B"}
     try:
         peak = peak_memory(subject.name, subject.options, options, TRAINING)
     except UserError as error:
@@ -211,20 +226,8 @@ def _measure_memory(subject: Subject, options: dict[str, Any], emit: Emit) -> No
     emit(Row(**what, value=float(peak.peak), protocol="process of its own", note=note))
 
 
-def _columns(options: dict[str, Any]) -> dict[str, Any]:
-    """The columns of ``who`` from options alone."""
-    mode = options.get("mode", "eager") if options["backend"] == "torch" else ""
-    return {
-        "backend": options["backend"],
-        "mode": mode,
-        "version": version(options["backend"]),
-        "threads": options.get("threads"),
-        "device": options.get("device", "cpu"),
-        "ranks": 1,
-    }
-
-
-def _what(subject: Subject, phase: str) -> dict[str, Any]:
+def columns_of(subject: Subject, phase: str) -> dict[str, Any]:
+    """The columns of a row that say what was measured."""
     return {
         "level": 1,
         "model": subject.title,
@@ -235,7 +238,7 @@ def _what(subject: Subject, phase: str) -> dict[str, Any]:
     }
 
 
-def _reference(subject: Subject) -> dict[str, Any]:
+def float64_reference(subject: Subject) -> dict[str, Any]:
     """Logits, loss and gradients of the numpy backend in float64."""
     with network(subject.model, backend="numpy", precision="float64") as net:
         found: dict[str, Any] = dict(net.inference_and_backprop(subject.inputs))
@@ -243,7 +246,7 @@ def _reference(subject: Subject) -> dict[str, Any]:
     return found
 
 
-def _judge(subject: Subject, phase: str, net: Network, reference: dict[str, Any]) -> dict[str, Any]:
+def judged(subject: Subject, phase: str, net: Network, reference: dict[str, Any]) -> dict[str, Any]:
     """Error columns against float64 at the initial weights: logits, or the worst of loss and gradients."""
     limit = tolerance(np.float32, _reduction(subject))
     for name in net.get_params():

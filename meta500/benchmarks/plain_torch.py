@@ -151,7 +151,7 @@ def loaded_module(name: str, tensors: Mapping[str, np.ndarray], options: Mapping
         options: of the model.
 
     Raises:
-        UserError: there is no plain form of it, or its weights do not have the names and shapes of the module.
+        UserError: there is no plain form of it, or its weights do not have the module's names and shapes.
     """
     module = _FORMS[choose("plain PyTorch model", name, _FORMS)](options)
     state = module.state_dict()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from meta500.backends.network import Network
+from meta500.backends.network import Network, network
+from meta500.errors import UnsupportedOperation, UserError
+from meta500.graph import Model
 from meta500.metrics.clocks import Timing
 from meta500.metrics.rows import Row
 from meta500.metrics.statistics import ratio_interval
@@ -53,18 +56,71 @@ def who(network: Network) -> dict[str, Any]:
     }
 
 
+def who_from(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of :func:`who` from the options of a network alone."""
+    return {
+        "backend": options["backend"],
+        "mode": options.get("mode", "eager") if options["backend"] == "torch" else "",
+        "version": version(options["backend"]),
+        "threads": options.get("threads"),
+        "device": options.get("device", "cpu"),
+        "ranks": 1,
+    }
+
+
 def version(package: str) -> str:
-    """Version of an installed package; empty when the backend is no package of its own."""
+    """Version of an installed package; empty when the backend is no package of its own.
+
+    Of the generated backend: meta500's, and the compiler's first line.
+    """
+    if package == "generated":
+        import meta500
+
+        return f"{meta500.__version__}, {_compiler()}"
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
 
 
+@functools.cache
+def _compiler() -> str:
+    from meta500.backends.compiler import compiler, compiler_version
+
+    try:
+        return compiler_version(compiler()).splitlines()[0]
+    except (UserError, IndexError):
+        return "no C++ compiler"
+
+
 def label(row_or_columns: Row | Mapping[str, Any]) -> str:
     """Name of an implementation in tables and plots: backend and, where it has several, mode."""
     columns = asdict(row_or_columns) if isinstance(row_or_columns, Row) else row_or_columns
     return " ".join(part for part in (columns.get("backend"), columns.get("mode")) if part)
+
+
+def made(
+    model: Model, backends: Sequence[Mapping[str, Any]], refused: Callable[[Mapping[str, Any], str], None]
+) -> list[Network]:
+    """The networks of those backends that run ``model``.
+
+    Args:
+        model: the network.
+        backends: options for :func:`meta500.network`, ``backend`` among them.
+        refused: called with the options and the reason where a backend refuses.
+
+    Raises:
+        UserError: the first backend, which the others are compared with, refuses.
+    """
+    found = []
+    for place, options in enumerate(backends):
+        try:
+            found.append(network(model, **options))
+        except UnsupportedOperation as refusal:
+            if not place:
+                raise
+            refused(options, str(refusal))
+    return found
 
 
 def ratio_row(timing: Timing, base: Timing, baseline: str, **what: Any) -> Row | None:

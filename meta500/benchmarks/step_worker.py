@@ -15,10 +15,8 @@ import numpy as np
 
 from meta500.benchmarks.workers import serve
 
-
 TRAINING, INFERENCE = "training_step", "inference"
 GENERATED_NAME = "generated"
-# What a step gives is summed up in a few numbers by which the variants are compared with each other.
 Step = Callable[[], Any]
 
 _state: dict[str, Any] = {}
@@ -73,6 +71,25 @@ def steps(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"seconds": seconds, "found": _number(result)}
 
 
+def judge(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Error of the generated backend against numpy in float64, of logits or of loss and gradients.
+
+    Args:
+        order: "model" and "model_options", small enough for float64 in numpy; "phase"; "threads".
+
+    Returns:
+        The columns of a row about it.
+    """
+    from meta500.benchmarks.networks import float64_reference, judged
+    from meta500.benchmarks.subjects import prepared
+
+    subject = prepared(order["model"], order["model_options"])
+    reference = float64_reference(subject)
+    net, _ = subject.on({"backend": GENERATED_NAME, "threads": order["threads"]})
+    with net:
+        return judged(subject, order["phase"], net, reference)
+
+
 def peak_memory(order: Mapping[str, Any]) -> int:
     """Highest resident memory of this process so far, in bytes."""
     from meta500.benchmarks.memory import high_water_mark
@@ -94,8 +111,9 @@ def _generated(job: Mapping[str, Any], inputs: dict[str, np.ndarray]) -> Callabl
     from meta500.backends.network import backend_class, network
     from meta500.models import create
 
-    backend_class(GENERATED_NAME)
     model = create(job["model"], **job["model_options"])
+    # The rules are imported when the first node is asked for; imports are no part of making.
+    backend_class(GENERATED_NAME).node_coverage(model.graph.operations[0])
 
     def ready() -> Step:
         net = network(model, backend=GENERATED_NAME, threads=job["threads"])
@@ -111,9 +129,11 @@ def _generated(job: Mapping[str, Any], inputs: dict[str, np.ndarray]) -> Callabl
 def _plain_torch(job: Mapping[str, Any], inputs: dict[str, np.ndarray]) -> Callable[[], Step]:
     import torch
 
+    # torch.optim imports the first when an optimizer is made; imports are no part of making.
+    if job["phase"] == TRAINING:
+        import torch._dynamo
     if job["compiled"]:
-        # Its import is no part of the compilation.
-        import torch._inductor.compile_fx  # noqa: F401
+        import torch._inductor.compile_fx
     from meta500.benchmarks.plain_torch import loaded_module, plain_inference_action, plain_step_action
 
     torch.set_num_threads(job["threads"])
@@ -131,7 +151,7 @@ def _plain_torch(job: Mapping[str, Any], inputs: dict[str, np.ndarray]) -> Calla
 
 def main() -> None:
     """Serve until the parent is done."""
-    serve({"make": make, "steps": steps, "peak_memory": peak_memory})
+    serve({"make": make, "steps": steps, "judge": judge, "peak_memory": peak_memory})
 
 
 if __name__ == "__main__":

@@ -91,7 +91,8 @@ def _torch_variants(tuned: bool) -> list[Variant]:
     return found
 
 
-VARIANTS = {v.name: v for v in (Variant("generated", GENERATED), *_torch_variants(False), *_torch_variants(True))}
+_ALL = (Variant("generated", GENERATED), *_torch_variants(False), *_torch_variants(True))
+VARIANTS = {variant.name: variant for variant in _ALL}
 
 
 def variants(names: Sequence[str] | None, tuned: bool) -> list[Variant]:

@@ -104,10 +104,8 @@ class Worker:
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -33,7 +33,7 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/TIME-ID]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines.")] = False,
 ) -> None:
-    """Measure layers, networks and training to 97 % on numpy and PyTorch; write a run folder."""
+    """Measure layers, networks and training to 97 % on every backend of ours; write a run folder."""
     from meta500.benchmarks.main_job import run
     from meta500.errors import UserError
 

@@ -142,7 +142,7 @@ def from_torch(
         metadata={"meta500.model": title, "meta500.initialization": "from_torch"},
         producer_name="meta500",
     )
-    return infer_types(_with_loss(model, loss, label))
+    return infer_types(with_loss(model, loss, label))
 
 
 def _torch() -> Any:
@@ -407,7 +407,7 @@ def _wanted(
     return [str(name) for name in given]
 
 
-def _with_loss(model: Model, loss: str | None, label: str) -> Model:
+def with_loss(model: Model, loss: str | None, label: str) -> Model:
     """The model with a loss on its first output."""
     if loss is None:
         return model

@@ -73,6 +73,11 @@ class Blocked:
         """Ranges begin and end at multiples of this."""
         return self.rows[1]
 
+    @property
+    def scratch(self) -> int:
+        """Numbers of memory of its own that it needs while it runs."""
+        return 0
+
     def __str__(self) -> str:
         def block(pair: tuple[Axis, int]) -> str:
             return f"{pair[0].name}<{pair[0].size} by {pair[1]}"

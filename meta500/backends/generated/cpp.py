@@ -14,6 +14,7 @@ from meta500.backends.generated.images import IMAGES
 from meta500.backends.generated.ir import Axis, Stage
 from meta500.backends.generated.layout import EXTERNAL, OWN, SHARED, Place
 from meta500.backends.generated.schedule import Kernel, Schedule, Step
+from meta500.backends.generated.sweeps import Sweep
 
 # So many kernels go into one file: files are compiled in parallel.
 _KERNELS_PER_FILE = 12
@@ -126,6 +127,8 @@ def merge_split(kernel: Kernel) -> Axis | None:
 def _signature(kernel: Kernel, schedule: Schedule) -> str:
     parameters = _parameters(arguments(kernel.stage), schedule.places)
     used = kernel.nest.split is not None
+    if kernel.scratch:
+        parameters += ", real* __restrict scratch"
     return f"void {kernel.name}({parameters}, long {'lo' if used else ''}, long {'hi' if used else ''})"
 
 
@@ -217,7 +220,26 @@ def _pointer(place: Place, batched: bool, tensor: str, schedule: Schedule, image
     return base
 
 
-def _call(kernel: Kernel, schedule: Schedule, image: bool) -> str:
+def _sweep(out: Lines, step: Step, sweep: Sweep, schedule: Schedule) -> None:
+    """The kernels of a sweep for one image, band by band."""
+    kernels = step.kernels[sweep.first : sweep.last + 1]
+    if sweep.bounds is None:
+        for kernel in kernels:
+            out.add(_call(kernel, schedule, True))
+        return
+    bands, count = len(sweep.bounds) - 1, len(kernels)
+    out.open("")
+    out.add(f"// {count} kernels in {bands} bands: where every kernel begins in every band.")
+    rows = ", ".join("{" + ", ".join(map(str, bound)) + "}" for bound in sweep.bounds)
+    out.add(f"static constexpr short rows[{bands + 1}][{count}] = {{{rows}}};")
+    out.open(f"for (int band = 0; band < {bands}; ++band)")
+    for number, kernel in enumerate(kernels):
+        bounds = (f"rows[band][{number}]", f"rows[band + 1][{number}]")
+        out.add(f"if ({bounds[0]} < {bounds[1]}) {_call(kernel, schedule, True, bounds)}")
+    out.close(2)
+
+
+def _call(kernel: Kernel, schedule: Schedule, image: bool, bounds: tuple[str, str] | None = None) -> str:
     places = []
     for a in arguments(kernel.stage):
         if kernel.merge is not None and a.written:
@@ -226,8 +248,10 @@ def _call(kernel: Kernel, schedule: Schedule, image: bool) -> str:
         else:
             batched = a.tensor in schedule.batch.tensors
             places.append(_pointer(schedule.places[a.tensor], batched, a.tensor, schedule, image))
+    if kernel.scratch:
+        places.append(f"reinterpret_cast<real*>(own + {schedule.scratch})")
     size = kernel.nest.split.size if kernel.nest.split is not None else 1
-    low, high = "0", str(size)
+    low, high = bounds or ("0", str(size))
     if not image:
         low, high = (_share(size, kernel.granule, part) for part in ("part", "part + 1"))
     call = f"{kernel.name}({', '.join(places)}, {low}, {high});"
@@ -282,8 +306,8 @@ def _region(out: Lines, number: int, step: Step, schedule: Schedule) -> None:
             f"const long first = meta500::share({count}, part, parts), last = meta500::share({count}, part + 1, parts);"
         )
         out.open("for (long n = first; n < last; ++n)")
-        for kernel in step.kernels:
-            out.add(_call(kernel, schedule, True))
+        for sweep in step.sweeps:
+            _sweep(out, step, sweep, schedule)
         out.close()
         out.add("meta500::wait();")
         for kernel in sums:

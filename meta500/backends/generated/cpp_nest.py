@@ -155,9 +155,7 @@ def _row(out: Lines, nest: Nest, printer: Printer) -> None:
         out.add(f"row[{j}] += {value};")
     elif stage.winner:
         out.add(f"const real term = {value};")
-        out.add(
-            f"const bool better = winner[{j}] < 0 || term > row[{j}] || (term != term && row[{j}] == row[{j}]);"
-        )
+        out.add(f"const bool better = winner[{j}] < 0 || term > row[{j}] || term != term;")
         out.add(f"row[{j}] = better ? term : row[{j}];")
         out.add(f"winner[{j}] = better ? std::int32_t({index(stage.winner[1])}) : winner[{j}];")
     else:
@@ -192,12 +190,12 @@ def _dot(out: Lines, nest: Nest, printer: Printer) -> None:
     value = printer.real(stage.value)
     if stage.combine == MAX:
         if vector is not None:
-            # No vector loop: the winner is the first of equals, and NaN wins.
+            # No vector loop: the winner is the first of equals, or the last NaN.
             opened += _vector_loop(out, vector, nest.split, bounds)
             out.lines.pop(-2)
         if stage.winner:
             out.add(f"const real term = {value};")
-            out.open("if (winner < 0 || term > total || (term != term && total == total))")
+            out.open("if (winner < 0 || term > total || term != term)")
             out.add("total = term;")
             out.add(f"winner = std::int32_t({index(stage.winner[1])});")
             out.close()

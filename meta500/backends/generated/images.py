@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from meta500.backends.generated.expressions import Access
-from meta500.backends.generated.ir import INPUT, Program, Stage
+from meta500.backends.generated.ir import INPUT, SUM, Program, Stage
 
 IMAGES, WHOLE = "images", "whole"
 LOCAL, REDUCING, FREE, MIXING = "local", "reducing", "free", "mixing"
@@ -88,6 +88,12 @@ def _spread(program: Program, batch: Batch) -> bool:
     return changed
 
 
+def _shared(stage: Stage, batch: Batch, axis: str) -> bool:
+    """Whether a tensor that belongs to no image, such as a constant, is read at the number of the image."""
+    others = [load.access for load in stage.loads() if load.access.tensor not in batch.tensors]
+    return any(axis in access.axes for access in others)
+
+
 def _kind(stage: Stage, batch: Batch) -> tuple[str, str | None]:
     axis = _image_axis(stage, batch)
     written = stage.write.tensor in batch.tensors
@@ -95,12 +101,12 @@ def _kind(stage: Stage, batch: Batch) -> tuple[str, str | None]:
         if not written:
             return FREE, None
         own = _leading(stage.write)
-        return (LOCAL, own) if own else (MIXING, None)
-    if axis == "":
+        return (LOCAL, own) if own and not _shared(stage, batch, own) else (MIXING, None)
+    if axis == "" or _shared(stage, batch, axis):
         return MIXING, None
     if written:
         return (LOCAL, axis) if _leading(stage.write) == axis else (MIXING, None)
-    if axis in stage.write.axes or stage.winner is not None or stage.combine == "set":
+    if axis in stage.write.axes or stage.combine != SUM:
         return MIXING, None
     return REDUCING, axis
 
@@ -147,19 +153,36 @@ def _wanted(stage: Stage, program: Program, batch: Batch) -> str:
 
 
 def _predecessors(program: Program) -> list[set[int]]:
-    """For every stage, those that must come before it: writers of what it reads, readers of what it writes."""
+    """For every stage, those that must come before it.
+
+    They are the writers of what it reads and the readers and writers of what it writes, as far as both touch
+    the same part of a tensor.
+    """
     result: list[set[int]] = []
-    writers: dict[str, set[int]] = {}
-    readers: dict[str, set[int]] = {}
+    writers: dict[str, list[tuple[int, Access, Stage]]] = {}
+    readers: dict[str, list[tuple[int, Access, Stage]]] = {}
     for position, stage in enumerate(program.stages):
-        needed: set[int] = set()
-        for name in stage.reads():
-            needed |= writers.get(name, set())
-        for name in stage.writes():
-            needed |= readers.get(name, set()) | writers.get(name, set())
+        reads = [load.access for load in stage.loads()] + ([stage.write] if stage.onto else [])
+        writes = [stage.write] + ([stage.winner[0]] if stage.winner else [])
+        needed = set()
+        for access in reads:
+            needed |= {p for p, a, s in writers.get(access.tensor, ()) if overlap(access, stage, a, s)}
+        for access in writes:
+            before = (*writers.get(access.tensor, ()), *readers.get(access.tensor, ()))
+            needed |= {p for p, a, s in before if p not in needed and overlap(access, stage, a, s)}
         result.append(needed)
-        for name in stage.reads():
-            readers.setdefault(name, set()).add(position)
-        for name in stage.writes():
-            writers.setdefault(name, set()).add(position)
+        for access in reads:
+            readers.setdefault(access.tensor, []).append((position, access, stage))
+        for access in writes:
+            writers.setdefault(access.tensor, []).append((position, access, stage))
     return result
+
+
+def overlap(first: Access, one: Stage, second: Access, other: Stage) -> bool:
+    """Whether accesses of two stages to the same tensor may touch the same element: their ranges meet."""
+    for a, b in zip(first.indices, second.indices, strict=True):
+        low, high = a.bounds(one.sizes)
+        other_low, other_high = b.bounds(other.sizes)
+        if high < other_low or other_high < low:
+            return False
+    return True

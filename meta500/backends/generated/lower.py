@@ -1,14 +1,11 @@
 """From a graph to a program: every operation becomes stages by the lowering rule of its operator.
 
 A rule is a function ``rule(to, op)``: it reads shapes and constants from ``to``, a :class:`Lowering`, and
-adds stages there. Rules are in ``operators/``, found by their folder.
+adds stages there.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -32,6 +29,7 @@ from meta500.backends.generated.ir import (
     leaves,
     without_unit_axes,
 )
+from meta500.backends.generated.rule_table import rules
 from meta500.errors import UnsupportedOperation, UserError
 from meta500.graph.model import Graph, Model
 from meta500.graph.operation import Operation
@@ -39,48 +37,7 @@ from meta500.graph.types import TensorType, is_floating
 from meta500.graph.visitor import BaseVisitor
 
 BACKEND = "generated"
-LoweringRule = Callable[["Lowering", Any], None]
 _AXES = {1: ("c",), 2: ("n", "c"), 3: ("n", "c", "i"), 4: ("n", "c", "i", "j")}
-
-
-class _Rules:
-    """Lowering rules by (domain, operator), each from a version on."""
-
-    def __init__(self) -> None:
-        self.entries: dict[tuple[str, str], list[tuple[int, LoweringRule]]] = {}
-
-    def find(self, op: Operation) -> LoweringRule | None:
-        found = None
-        for since, rule in self.entries.get((op.domain, op.op_type), ()):
-            if since <= op.since_version:
-                found = rule
-        return found
-
-
-_RULES = _Rules()
-
-
-def lowers(*op_types: str, since: int = 1, domain: str = "") -> Callable[[LoweringRule], LoweringRule]:
-    """Register the decorated rule for operators, from version ``since`` up to the next rule's."""
-
-    def register(rule: LoweringRule) -> LoweringRule:
-        for op_type in op_types:
-            entries = _RULES.entries.setdefault((domain, op_type), [])
-            entries.append((since, rule))
-            entries.sort(key=lambda entry: entry[0])
-        return rule
-
-    return register
-
-
-@functools.cache
-def rules() -> _Rules:
-    """All rules of the folder ``operators``."""
-    from meta500.backends.generated import operators
-
-    for module in sorted(m.name for m in pkgutil.iter_modules(operators.__path__)):
-        importlib.import_module(f"{operators.__name__}.{module}")
-    return _RULES
 
 
 class Lowering(BaseVisitor):
@@ -98,6 +55,7 @@ class Lowering(BaseVisitor):
         self.graph = graph
         self.types = graph.types()
         self.parameters = set(parameters)
+        self.trainable: frozenset[str] = frozenset()
         self.program = Program(name)
         self.known: dict[str, np.ndarray] = {
             n: a for n, a in graph.initializers.items() if n not in self.parameters
@@ -158,6 +116,9 @@ class Lowering(BaseVisitor):
         Raises:
             UnsupportedOperation: it is computed from inputs or parameters.
         """
+        if name in self.parameters - self.trainable and name in self.graph.initializers:
+            self.program.baked.add(name)
+            return self.graph.initializers[name]
         if name not in self.known:
             self.refuse(f"{what} ('{name}') must be a constant")
         self.program.baked |= self.origins[name]
@@ -378,6 +339,7 @@ def lower(model: Model, outputs: Sequence[str], external: Iterable[str]) -> Prog
 
     graph, external = model.graph, list(external)
     to = Lowering(graph, external, model.name)
+    to.trainable = frozenset(model.parameters)
     for op in operations_for(graph, outputs):
         if op.op_type == "Constant":
             to.op = op

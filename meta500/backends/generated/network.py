@@ -118,7 +118,14 @@ class GeneratedNetwork(Network):
 
     def _real_type(self) -> np.dtype:
         found = set()
-        for value in self.model.graph.types().values():
+        graph = self.model.graph
+        # Scales are float32 in every network.
+        scales = {
+            getattr(op, "scales", None) for op in graph.operations if op.op_type in ("Resize", "Upsample")
+        }
+        for name, value in graph.types().items():
+            if name in scales:
+                continue
             dtype = getattr(value, "dtype", None)
             if dtype is not None and is_floating(dtype):
                 found.add(dtype.name)
@@ -205,10 +212,10 @@ class GeneratedNetwork(Network):
         model = with_shapes(self._forms[True][0], {n: a.shape for n, a in arrays.items()})
         shape = getattr(model.outputs[loss], "shape", None)
         check_cotangent(loss, self.real, shape or (), cotangent)
-        return np.ascontiguousarray(cotangent, self.real)
+        return np.asarray(cotangent, self.real, order="C")
 
     def _feed(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        arrays = {name: np.ascontiguousarray(self._as_input(name, value)) for name, value in inputs.items()}
+        arrays = {name: np.asarray(self._as_input(name, value), order="C") for name, value in inputs.items()}
         for name, array in arrays.items():
             if array.size == 0:
                 raise UserError(
@@ -256,14 +263,14 @@ class GeneratedNetwork(Network):
     def _contiguous(self, name: str) -> np.ndarray:
         array = self._tensors[name]
         if not array.flags.c_contiguous or array.dtype.byteorder == ">":
-            array = self._tensors[name] = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+            array = self._tensors[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         return array
 
     def _constant(self, program: Program, name: str) -> np.ndarray:
         key = f"constant {id(program)} {name}"
         if key not in self._buffers:
             dtype = self._dtype(program.tensors[name].dtype)
-            self._buffers[key] = np.ascontiguousarray(program.constants[name], dtype)
+            self._buffers[key] = np.asarray(program.constants[name], dtype, order="C")
         return self._buffers[key]
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

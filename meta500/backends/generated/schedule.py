@@ -21,6 +21,7 @@ from meta500.backends.generated.images import (
 from meta500.backends.generated.ir import CONSTANT, INPUT, PARAMETER, SET, VALUE, Axis, Program, Stage
 from meta500.backends.generated.layout import EXTERNAL, OWN, PARTIAL, SHARED, Place
 from meta500.backends.generated.nests import Nest
+from meta500.backends.generated.sweeps import Rows, Sweep, sweeps
 from meta500.errors import UserError
 
 
@@ -34,6 +35,7 @@ class Options:
         vector_bytes: width of the vectors.
         registers: number of vector registers.
         profile: measure the time in every kernel.
+        cache_bytes: of the cache that belongs to one core; sweeps are cut to it, 0 for none.
     """
 
     real: str = "float"
@@ -41,6 +43,7 @@ class Options:
     vector_bytes: int = 64
     registers: int = 32
     profile: bool = False
+    cache_bytes: int = 1 << 20
 
     @property
     def real_bytes(self) -> int:
@@ -77,13 +80,19 @@ class Kernel:
         """Ranges of the split axis begin at multiples of this."""
         return self.nest.granule if isinstance(self.nest, Blocked) else 1
 
+    @property
+    def scratch(self) -> int:
+        """Numbers of memory of its own that the kernel needs while it runs."""
+        return self.nest.scratch if isinstance(self.nest, Blocked) else 0
+
 
 @dataclass
 class Step:
-    """A region with its kernels."""
+    """A region with its kernels, and the sweeps in which they run."""
 
     kind: str
     kernels: list[Kernel] = field(default_factory=list)
+    sweeps: list[Sweep] = field(default_factory=list)
 
 
 @dataclass
@@ -99,6 +108,7 @@ class Schedule:
         external: tensors that the caller hands over, in the order of their pointers.
         steps: regions in order.
         shared_bytes, own_bytes, partial_bytes: sizes of the arenas; own and partial ones per thread.
+        scratch: where in the own arena kernels find memory for the time of one call.
     """
 
     program: Program
@@ -111,6 +121,7 @@ class Schedule:
     shared_bytes: int = 0
     own_bytes: int = 0
     partial_bytes: int = 0
+    scratch: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -136,7 +147,13 @@ class Schedule:
             yield ""
             kind = "every thread its own images" if step.kind == IMAGES else "all threads together"
             yield f"region {number}: {kind}"
-            for kernel in step.kernels:
+            swept = {s.first: s for s in step.sweeps if s.bounds is not None}
+            for position, kernel in enumerate(step.kernels):
+                if position in swept:
+                    sweep = swept[position]
+                    assert sweep.bounds is not None
+                    count = sweep.last - sweep.first + 1
+                    yield f"  sweep of the next {count} kernels in {len(sweep.bounds) - 1} bands of rows"
                 yield f"  {kernel.name}: {kernel.nest}"
                 yield from (f"    {line}" for line in str(kernel.stage).splitlines()[1:])
 
@@ -161,6 +178,7 @@ def schedule(program: Program, options: Options) -> Schedule:
         step = Step(region.kind)
         for stage in region.stages:
             step.kernels.append(_kernel(stages[stage.name], region, batch, places, program, options, names))
+        _sweep(step, places, program, options)
         steps.append(step)
     partials = {
         kernel.name: replace(layout.dense(program.tensors[kernel.stage.write.tensor], PARTIAL), offset=0)
@@ -333,6 +351,20 @@ def _kernel(
     return Kernel(name, nest, stage if private else None)
 
 
+def _sweep(step: Step, places: Mapping[str, Place], program: Program, options: Options) -> None:
+    """Arrange the kernels of a region of images in sweeps."""
+    if step.kind != IMAGES or not options.cache_bytes:
+        step.sweeps = [Sweep(i, i) for i in range(len(step.kernels))]
+        return
+    rows = []
+    for kernel in step.kernels:
+        split = kernel.nest.split
+        named = _rows_axis(kernel.stage, places)
+        axis = split.name if split is not None and split.name == named else None
+        rows.append(Rows(kernel.stage, axis, split.size if split else 1, kernel.granule))
+    step.sweeps = sweeps(rows, places, program.tensors, options.cache_bytes, options.real_bytes)
+
+
 def _bare(stage: Stage) -> Stage:
     """Only the sum: what it begins with and what becomes of it is the business of the merge."""
     return replace(stage, initial=None, finish=None, onto=False)
@@ -376,8 +408,11 @@ def _arrange(result: Schedule) -> None:
     moments: dict[str, list[tuple[int, int]]] = {}
     time = 0
     for number, step in enumerate(result.steps):
-        for kernel in step.kernels:
-            time += 1
+        sweep_of = {p: i for i, s in enumerate(step.sweeps) for p in range(s.first, s.last + 1)}
+        start = time
+        for position, kernel in enumerate(step.kernels):
+            # All tensors of a sweep are alive together.
+            time = start + sweep_of[position] + 1
             stages = [kernel.stage] + ([kernel.merge] if kernel.merge else [])
             for stage in stages:
                 for name in (*stage.reads(), *stage.writes()):
@@ -401,6 +436,8 @@ def _arrange(result: Schedule) -> None:
     result.places.update(found)
     found, result.own_bytes = memory.arrange(kinds[OWN], own_lives, real_bytes)
     result.places.update(found)
+    result.scratch = result.own_bytes
+    result.own_bytes += max((k.scratch for s in result.steps for k in s.kernels), default=0) * real_bytes
     lives = {name: (0, 0) for name in result.partials}
     partials = [replace(place, tensor=name) for name, place in result.partials.items()]
     found, result.partial_bytes = memory.arrange(partials, lives, real_bytes)

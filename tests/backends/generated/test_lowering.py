@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meta500.backends.generated.lower import rules
+from meta500.backends.generated.rule_table import rules
 from meta500.errors import UnsupportedOperation, UserError
 
 seeds = st.integers(0, 2**16)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from meta500.backends.generated.interpret import run
-from meta500.backends.generated.lower import lower, rules
+from meta500.backends.generated.lower import lower
+from meta500.backends.generated.rule_table import rules
 from meta500.benchmarks.operators.cases import Case, cases, operator_name
 from meta500.errors import UnsupportedOperation
 from meta500.graph.passes import infer_types

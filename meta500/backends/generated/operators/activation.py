@@ -19,7 +19,8 @@ from meta500.backends.generated.expressions import (
     select,
     sub,
 )
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError, choose
 
 _FUNCTIONS = {

@@ -20,7 +20,8 @@ from meta500.backends.generated.expressions import (
     sub,
 )
 from meta500.backends.generated.ir import MAX
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError
 
 _FUNCTIONS = {"Add": add, "Sub": sub, "Mul": mul, "Div": div}

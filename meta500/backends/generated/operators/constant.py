@@ -8,7 +8,8 @@ import numpy as np
 
 from meta500.backends.generated.expressions import ONE, ZERO, Expr, call, select
 from meta500.backends.generated.ir import FLAG, INDEX, LABEL, REAL
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
+from meta500.backends.generated.rule_table import lowers
 
 
 @lowers("Shape")

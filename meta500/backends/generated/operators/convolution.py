@@ -8,7 +8,8 @@ from typing import Any
 from meta500.backends.generated.affine import Affine, Guard, indices
 from meta500.backends.generated.expressions import ZERO, Access, mul
 from meta500.backends.generated.ir import SUM, Axis, Stage, without_unit_axes
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
+from meta500.backends.generated.rule_table import lowers
 from meta500.backends.generated.transposition import covers, gathered
 from meta500.backends.windows import sliding, transposed
 from meta500.errors import UserError

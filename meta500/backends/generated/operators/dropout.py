@@ -8,8 +8,9 @@ from typing import Any
 from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.expressions import ONE, ZERO, Constant, Index, call, mul, select
 from meta500.backends.generated.ir import FLAG
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
 from meta500.backends.generated.operators.selection import flag, holds
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from meta500.backends.generated.affine import affine
 from meta500.backends.generated.expressions import Constant, Expr, mul
 from meta500.backends.generated.ir import SUM
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError
 
 

@@ -20,8 +20,9 @@ from meta500.backends.generated.expressions import (
     sub,
 )
 from meta500.backends.generated.ir import MAX, SUM
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
 from meta500.backends.generated.operators.convolution import SPATIAL
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError, choose
 
 

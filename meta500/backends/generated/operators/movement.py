@@ -11,7 +11,8 @@ import numpy as np
 
 from meta500.backends.generated.affine import Affine, affine
 from meta500.backends.generated.index_maps import Piece, pieces
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError
 
 # More boxes than this are copied axis by axis.

@@ -7,8 +7,9 @@ from typing import Any
 
 from meta500.backends.generated.expressions import Constant, Expr, Load, add, call, div, mul, sub
 from meta500.backends.generated.ir import SUM, Stage
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
 from meta500.backends.generated.operators.convolution import SPATIAL
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError
 
 

@@ -10,8 +10,9 @@ import numpy as np
 from meta500.backends.generated.affine import affine
 from meta500.backends.generated.expressions import Constant, Expr
 from meta500.backends.generated.index_maps import frame, pieces
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
 from meta500.backends.generated.operators.movement import copy_pieces
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError, choose
 
 MODES = ("constant", "reflect", "edge", "wrap")

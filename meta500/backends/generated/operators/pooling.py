@@ -10,8 +10,9 @@ import numpy as np
 from meta500.backends.generated.affine import Affine, Guard, affine
 from meta500.backends.generated.expressions import Access, Constant, Expr, Load, mul
 from meta500.backends.generated.ir import INDEX, MAX, SUM
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
 from meta500.backends.generated.operators.convolution import SPATIAL, TAPS
+from meta500.backends.generated.rule_table import lowers
 from meta500.backends.windows import Windows, sliding
 from meta500.errors import UserError
 

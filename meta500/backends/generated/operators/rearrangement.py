@@ -6,7 +6,8 @@ from typing import Any
 
 from meta500.backends.generated.affine import Affine, affine
 from meta500.backends.generated.expressions import ZERO, Constant, Index, call, select
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError, choose
 
 

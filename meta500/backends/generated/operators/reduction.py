@@ -9,8 +9,9 @@ from typing import Any
 from meta500.backends.generated.affine import Affine, affine
 from meta500.backends.generated.expressions import ZERO, Constant, Expr, call, mul, neg, select, sub
 from meta500.backends.generated.ir import MAX, SUM
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
 from meta500.backends.generated.operators.movement import normal_axis
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError
 
 _AXES_AS_INPUT = {"ReduceSum": 13}

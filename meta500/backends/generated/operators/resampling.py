@@ -12,8 +12,9 @@ from meta500.backends.generated.affine import affine
 from meta500.backends.generated.expressions import ZERO, Constant, add, call, mul, select
 from meta500.backends.generated.index_maps import Piece, pieces
 from meta500.backends.generated.ir import CONSTANT, REAL, SUM
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
 from meta500.backends.generated.operators.movement import copy_pieces, whole
+from meta500.backends.generated.rule_table import lowers
 from meta500.backends.numpy.operators.resize import (
     COORDINATES,
     MODES,

@@ -7,7 +7,8 @@ from typing import Any
 from meta500.backends.generated.affine import Affine, affine
 from meta500.backends.generated.expressions import Expr, call, div, sub
 from meta500.backends.generated.ir import MAX, SUM
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from meta500.backends.generated.affine import Affine, affine
 from meta500.backends.generated.expressions import ONE, Constant, Expr, add, call, div, mul, sub
 from meta500.backends.generated.ir import SUM
-from meta500.backends.generated.lower import Lowering, lowers
+from meta500.backends.generated.lower import Lowering
 from meta500.backends.generated.operators.convolution import SPATIAL
 from meta500.backends.generated.operators.movement import normal_axis
+from meta500.backends.generated.rule_table import lowers
 from meta500.errors import UserError
 
 At = list[Affine]
