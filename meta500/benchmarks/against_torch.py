@@ -47,12 +47,13 @@ _AGREEMENT = 1e-3
 
 @dataclass(frozen=True)
 class Net:
-    """A network to measure, with the options at which its error is measured against float64."""
+    """A network to measure, with the options and seeds with which its error against float64 is measured."""
 
     title: str
     model: str
     options: dict[str, Any]
     small: dict[str, Any]
+    seeds: tuple[int, ...] = (0,)
 
 
 def _unet(n: int, size: int, batch: int = 8) -> Net:
@@ -62,7 +63,7 @@ def _unet(n: int, size: int, batch: int = 8) -> Net:
 
 def _resnet(title: str, small_images: bool) -> Net:
     options = {"batch": 64, "size": 32, "classes": 10, "small_images": small_images}
-    return Net(title, "resnet18", options, {**options, "batch": 4})
+    return Net(title, "resnet18", options, {**options, "batch": 4}, seeds=(0, 1, 2))
 
 
 _SIZES = {0: 512, 1: 512, 2: 512, 3: 512, 4: 256, 5: 128, 6: 64}
@@ -279,6 +280,7 @@ def _error(plan: Plan, net: Net, phase: str) -> dict[str, Any]:
     if generated is None:
         return {}
     order = {"model": net.model, "model_options": net.small, "phase": phase, "threads": plan.threads}
+    order["seeds"] = list(net.seeds)
     try:
         with _worker(generated, plan.threads) as worker:
             return dict(worker.ask("judge", plan.limit, **order))

@@ -239,9 +239,11 @@ def columns_of(subject: Subject, phase: str) -> dict[str, Any]:
 
 
 def float64_reference(subject: Subject) -> dict[str, Any]:
-    """Logits, loss and gradients of the numpy backend in float64."""
+    """Logits of inference, loss and gradients of the numpy backend in float64."""
     with network(subject.model, backend="numpy", precision="float64") as net:
-        found: dict[str, Any] = dict(net.inference_and_backprop(subject.inputs))
+        # Before a training step, which changes the statistics that inference normalises with.
+        found: dict[str, Any] = dict(net.inference({"image": subject.inputs["image"]}, outputs=["logits"]))
+        found |= net.inference_and_backprop(subject.inputs, outputs=["loss"])
         found["gradients"] = net.fetch_tensors([g for _, g in net.gradient()])
     return found
 

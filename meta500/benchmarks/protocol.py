@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -83,7 +82,6 @@ def version(package: str) -> str:
         return ""
 
 
-@functools.cache
 def _compiler() -> str:
     from meta500.backends.compiler import compiler, compiler_version
 

@@ -88,7 +88,7 @@ def measurement_table(title: str, rows: Sequence[Row]) -> Any:
     table = table_of(title, ["what", "by"], [name for name, _ in columns])
     last = ""
     for row in times:
-        what = f"{row.node or row.model}, {row.phase.replace('_', ' ')}"
+        what = ", ".join(filter(None, (row.node or row.model, row.phase.replace("_", " "))))
         if last and what != last:
             table.add_section()
         who = ", ".join(filter(None, (label(row), row.optimizer)))

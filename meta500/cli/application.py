@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from meta500.cli import bench, compare, diff, info, operators, train
+from meta500.cli import bench, compare, diff, generate, info, operators, train
 
 application = typer.Typer(
     name="meta500",
@@ -40,4 +40,5 @@ application.command("train")(train.train)
 application.command("compare")(compare.compare)
 application.command("diff")(diff.diff)
 application.command("operators")(operators.operators)
+application.add_typer(generate.generate, name="generate")
 application.command("info")(info.info)

@@ -9,9 +9,10 @@ A folder has the files ``dataset.json`` and one file per array and part. The hea
          "label": {"file": "train_label.bin", "dtype": "int64", "shape": [], "crc32": "..."}}},
        "validation": {...}}}
 
-A file has the elements of all samples, one sample after the other, row-major, little-endian, and nothing else;
-``shape`` is that of one sample, ``crc32`` the CRC-32 (as in zip) of the file. An array with a ``scale`` has the
-dtype uint8 and stands for float32 numbers, byte times scale. The part "validation" may be missing.
+A file has the elements of all samples, one sample after the other, row-major, little-endian, and nothing
+else; ``shape`` is that of one sample, ``crc32`` the CRC-32 (as in zip) of the file. An array with a
+``scale`` has the dtype uint8 and stands for float32 numbers, byte times scale. The part "validation" may be
+missing.
 
 A folder without that header may have ``train/NAME.npy`` and ``validation/NAME.npy`` instead.
 """
@@ -79,22 +80,20 @@ def save_files(
         "licence": train.licence,
         "parts": {},
     }
-    written = []
     try:
         place.mkdir(parents=True, exist_ok=True)
         for name, part in parts.items():
             arrays = {}
             for key, value in part.inputs.items():
                 stored, scale = _stored(part.name, key, value, storage)
-                file = f"{name}_{_plain(key)}.bin"
+                file = _file(name, key)
                 _replace(place / file, stored)
-                written.append(file)
                 arrays[key] = {
                     "file": file,
                     "dtype": stored.dtype.name,
                     "shape": list(stored.shape[1:]),
                     **({} if scale is None else {"scale": float(scale)}),
-                    "crc32": f"{zlib.crc32(stored):08x}",
+                    "crc32": f"{zlib.crc32(stored.data):08x}",
                 }
             header["parts"][name] = {"samples": len(part), "arrays": arrays}
         # Last: a folder with a header is complete.
@@ -102,7 +101,17 @@ def save_files(
         _replace(place / HEADER, np.frombuffer(text.encode(), np.uint8))
     except OSError as error:
         raise UserError(f"{place}: the dataset cannot be written: {error}") from None
-    return [*written, HEADER]
+    return file_names(train, validation)
+
+
+def file_names(train: Dataset, validation: Dataset | None = None) -> list[str]:
+    """The names of the files that :func:`save_files` writes."""
+    parts = {TRAIN: train} | ({} if validation is None else {VALIDATION: validation})
+    return [*(_file(name, key) for name, part in parts.items() for key in part.inputs), HEADER]
+
+
+def _file(part: str, key: str) -> str:
+    return f"{part}_{_plain(key)}.bin"
 
 
 def load_files(folder: str | os.PathLike[str]) -> tuple[Dataset, Dataset | None]:
@@ -153,7 +162,8 @@ def _stored(name: str, key: str, value: np.ndarray, storage: str) -> tuple[np.nd
         low, high = float(value.min()), float(value.max())
         if not 0 <= low <= high <= 1:
             raise UserError(
-                f"dataset '{name}': input '{key}' runs from {low:g} to {high:g}; storage 'uint8' holds [0, 1]: "
+                f"dataset '{name}': input '{key}' runs from {low:g} to {high:g}; storage 'uint8' holds [0, "
+                "1]: "
                 "scale it, or choose storage 'exact'"
             )
         return np.rint(value * 255).astype(np.uint8), _SCALE
@@ -178,9 +188,11 @@ def _header(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path}: is no JSON: {error}") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise UserError(f"{path}: is no header of data files: it lacks \"format\": \"{FORMAT}\"")
+        raise UserError(f'{path}: is no header of data files: it lacks "format": "{FORMAT}"')
     if header.get("version") != VERSION:
-        raise UserError(f"{path}: has version {header.get('version')!r}; this program reads version {VERSION}")
+        raise UserError(
+            f"{path}: has version {header.get('version')!r}; this program reads version {VERSION}"
+        )
     parts = _entry(header, "parts", dict, str(path))
     for name in parts:
         choose(f"part in {path}", name, (TRAIN, VALIDATION))

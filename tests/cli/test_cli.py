@@ -72,7 +72,7 @@ def test_importing_and_help_load_nothing_heavy(tmp_path):
 
 def test_info(tmp_path):
     text = meta500("info", cwd=tmp_path).stdout
-    assert "backends: numpy, onnxruntime, torch" in text and "digits_cnn" in text
+    assert "backends: generated, numpy, onnxruntime, torch" in text and "digits_cnn" in text
     found = json.loads(meta500("info", "--json", cwd=tmp_path).stdout)
     assert found["environment"]["cpu"]["model"] and "adam" in found["optimizers"]
 
@@ -84,7 +84,8 @@ def test_bench_layers_writes_a_complete_run(layers_run):
     assert run.status == "finished" and run.info["size"] == "quick"
     rows = run.rows
     times = [r for r in rows if r.quantity == "time"]
-    assert {r.backend for r in times} == {"numpy", "torch"}
+    assert {r.backend for r in times} == {"generated", "numpy", "torch"}
+    assert all("g++" in r.version or "clang" in r.version for r in times if r.backend == "generated")
     assert {r.phase for r in times} == {"forward", "forward+backward"}
     assert len({r.operator for r in times}) >= 6
     assert all(r.verdict == "ok" and r.error <= r.tolerance for r in times)
@@ -101,17 +102,20 @@ def test_bench_networks_quick(tmp_path):
     assert {r["phase"] for r in times} == {"inference", "training_step"}
     judged = [r for r in times if "overhead" not in r["protocol"]]
     assert judged and all(r["verdict"] == "ok" for r in judged)
+    assert {r["backend"] for r in judged} == {"generated", "numpy", "torch"}
     ratios = {(r["backend"], r["optimizer"], r["baseline"]) for r in rows if r["quantity"] == "ratio"}
     assert ("torch", "adam (torch.optim)", "plain PyTorch eager adam (torch.optim)") in ratios
 
 
 def test_training_reaches_97_percent_with_every_adam(tmp_path):
     done = meta500("bench", "training", "--quick", "--threads", 1, "--out", "run", cwd=tmp_path)
-    assert done.stdout.count("97.") >= 4
+    assert done.stdout.count("97.") >= 6
     rows = RunFolder.open(tmp_path / "run").rows
     reached = [r for r in rows if r.quantity == "time_to_accuracy"]
     assert {(r.backend, r.optimizer) for r in reached} == {
-        (backend, f"adam ({kind})") for backend in ("numpy", "torch") for kind in ("reference", "native")
+        (backend, f"adam ({kind})")
+        for backend in ("generated", "numpy", "torch")
+        for kind in ("reference", "native")
     }
     assert all(r.value > 0 for r in reached)
     assert (tmp_path / "run" / "plots" / "training.png").stat().st_size > 10_000

@@ -128,6 +128,11 @@ class _Sweep:
     bars: dict[str, str | Constant] = field(default_factory=dict)
     # Where the ties of a maximum are counted, by stage.
     counted: dict[str, str] = field(default_factory=dict)
+    # Tensors that hold more than what one stage wrote.
+    summed: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.summed = {stage.write.tensor for stage in self.program.stages if stage.onto}
 
     def visit(self, stage: Stage) -> None:
         """Add the adjoint stages of one forward stage."""
@@ -143,7 +148,10 @@ class _Sweep:
             if stage.combine == MAX:
                 value = self.of_maximum(stage, upstream, load)
             else:
-                value = mul(upstream, _through_result(derivative(stage.value, load), stage))
+                slope = derivative(stage.value, load)
+                if stage.write.tensor not in self.summed:
+                    slope = _through_result(slope, stage)
+                value = mul(upstream, slope)
             if value != ZERO:
                 self.contribute(stage, load.access, value, stage.axes, stage.guards)
         for load in loads(stage.initial):

@@ -132,6 +132,8 @@ def injective(index: Affine, sizes: Mapping[str, int]) -> bool:
     """Whether different values of its axes always give different values (a mixed-radix number)."""
     reach = 0
     for name, coefficient in sorted(index.terms, key=lambda term: abs(term[1])):
+        if sizes[name] == 1:
+            continue
         if abs(coefficient) <= reach:
             return False
         reach += abs(coefficient) * (sizes[name] - 1)

@@ -15,11 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.expressions import Access, Apply, Expr, Index, Load, loads, walk
 from meta500.backends.generated.ir import SUM, Axis, Stage
-from meta500.backends.generated.layout import EXTERNAL, Place
+from meta500.backends.generated.layout import Place
+
+if TYPE_CHECKING:
+    from meta500.backends.generated.companions import Companion
 
 STENCIL, DUAL = "stencil", "dual"
 # A summed axis of at most so many iterations is unrolled if it moves the window (a tap).
@@ -46,6 +50,7 @@ class Blocked:
         interleaved: written axes (of a stencil) whose elements lie between those of the vectorised one.
         masked: whether the last vector of a row is partly beyond its end.
         private: whether threads add into copies of their own.
+        companion: of a dual, a sum over one of the factors that is computed on the way.
     """
 
     stage: Stage
@@ -62,6 +67,7 @@ class Blocked:
     interleaved: tuple[Axis, ...] = ()
     masked: bool = False
     private: bool = False
+    companion: Companion | None = None
 
     @property
     def split(self) -> Axis:
@@ -77,6 +83,10 @@ class Blocked:
     def scratch(self) -> int:
         """Numbers of memory of its own that it needs while it runs."""
         return 0
+
+    def welcomes(self, companion: Companion) -> bool:
+        """Whether it can compute such a sum on the way."""
+        return self.form == DUAL
 
     def __str__(self) -> str:
         def block(pair: tuple[Axis, int]) -> str:
@@ -97,6 +107,8 @@ class Blocked:
             parts.append("last vector masked")
         if self.private:
             parts.append("into private copies")
+        if self.companion:
+            parts.append(f"with {self.companion.stage.write}, {self.companion}")
         return "; ".join(parts)
 
 
@@ -212,7 +224,13 @@ def _room_beyond(
     if interleaved:
         return False
     accesses = [stage.write, *(x.access for x in stage.loads())]
-    return all(places[x.tensor].kind != EXTERNAL for x in accesses if vector.name in steps(x, places))
+    moving = [x for x in accesses if vector.name in steps(x, places)]
+    return all(_along_rows(x, vector, places) for x in moving)
+
+
+def _along_rows(access: Access, vector: Axis, places: Mapping[str, Place]) -> bool:
+    """Whether a vector that begins inside of a row ends in the room behind it."""
+    return places[access.tensor].padded and vector.name in access.indices[-1].axes
 
 
 def _vectorisable_ends(
@@ -303,7 +321,7 @@ def _dual(
         return None
     lanes, masked = width
     accesses = [held.access, moving.access]
-    if masked and any(places[x.tensor].kind == EXTERNAL for x in accesses):
+    if masked and not all(_along_rows(x, vector, places) for x in accesses):
         return None
     shifting: set[str] = set()
     for index in moving.access.indices:

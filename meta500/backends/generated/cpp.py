@@ -10,11 +10,15 @@ from meta500.backends.generated import memory
 from meta500.backends.generated.contraction import Blocked
 from meta500.backends.generated.cpp_contraction import blocked_body
 from meta500.backends.generated.cpp_nest import Lines, merge_body, nest_body
+from meta500.backends.generated.cpp_winograd_gradient import gradient_body, gradient_merge_body
 from meta500.backends.generated.images import IMAGES
 from meta500.backends.generated.ir import Axis, Stage
+from meta500.backends.generated.cpp_pixelwise import pixelwise_body
 from meta500.backends.generated.layout import EXTERNAL, OWN, SHARED, Place
+from meta500.backends.generated.pixelwise import Pixelwise
 from meta500.backends.generated.schedule import Kernel, Schedule, Step
 from meta500.backends.generated.sweeps import Sweep
+from meta500.backends.generated.winograd_gradient import WinogradGradient
 
 # So many kernels go into one file: files are compiled in parallel.
 _KERNELS_PER_FILE = 12
@@ -45,10 +49,10 @@ def sources(schedule: Schedule) -> dict[str, str]:
     return files
 
 
-def arguments(stage: Stage) -> list[Argument]:
-    """The tensors of a stage, those that it writes last."""
-    written = stage.writes()
-    read = [n for n in stage.reads() if n not in written]
+def arguments(*stages: Stage) -> list[Argument]:
+    """The tensors of stages, those that they write last."""
+    written = list(dict.fromkeys(n for stage in stages for n in stage.writes()))
+    read = list(dict.fromkeys(n for stage in stages for n in stage.reads() if n not in written))
     names: dict[str, str] = {}
     for tensor in (*read, *written):
         text = re.sub(r"\W+", "_", tensor).strip("_") or "t"
@@ -82,31 +86,44 @@ def _parameters(given: list[Argument], places: Mapping[str, Place]) -> str:
 
 def kernel_text(kernel: Kernel, schedule: Schedule) -> str:
     """The function (or two, with a merge) of one kernel."""
-    stage, places = kernel.stage, dict(schedule.places)
-    given = arguments(stage)
-    if kernel.merge is not None:
-        places[stage.write.tensor] = schedule.partials[kernel.name]
-    lines = [f"// {line}" for line in str(stage).splitlines()[:1]]
-    lines += [f"// {line.strip()}" for line in str(stage).splitlines()[1:]]
+    places = dict(schedule.places) | _copies(kernel, schedule)
+    given = _arguments(kernel)
+    lines = [f"// {line.strip()}" for part in kernel.parts for line in str(part.stage).splitlines()]
     lines.append(f"// {kernel.nest}")
     lines.append(f"{_signature(kernel, schedule)}")
     lines.append("{")
     body = blocked_body if isinstance(kernel.nest, Blocked) else nest_body
+    if isinstance(kernel.nest, Pixelwise):
+        body = pixelwise_body
+    if isinstance(kernel.nest, WinogradGradient):
+        body = gradient_body
     lines += body(kernel.nest, places, _names(given))  # type: ignore[operator]
     lines.append("}")
-    if kernel.merge is not None:
-        merged = arguments(kernel.merge)
-        lines += ["", f"{_merge_signature(kernel, schedule)}", "{"]
-        partial = schedule.partials[kernel.name]
-        lines += merge_body(
-            kernel.merge,
-            partial,
-            schedule.places,
-            _names(_merge_arguments(merged, kernel)),
-            merge_split(kernel),
-        )
+    for part in kernel.sums:
+        assert part.merge is not None
+        lines += ["", f"{_merge_signature(part, schedule)}", "{"]
+        names = _names(_merge_arguments(arguments(part.merge), part))
+        partial = schedule.partials[part.name]
+        split = merge_split(part)
+        if isinstance(part.nest, WinogradGradient):
+            assert split is not None
+            lines += gradient_merge_body(part.nest, part.merge, schedule.places, names, split)
+        else:
+            lines += merge_body(part.merge, partial, schedule.places, names, split)
         lines.append("}")
     return "\n".join(lines) + "\n"
+
+
+def _arguments(kernel: Kernel) -> list[Argument]:
+    given = arguments(*(part.stage for part in kernel.parts))
+    if isinstance(kernel.nest, Pixelwise):
+        given = [a for a in given if a.tensor not in kernel.nest.local]
+    return given
+
+
+def _copies(kernel: Kernel, schedule: Schedule) -> dict[str, Place]:
+    """The private copies that a kernel adds into, by tensor."""
+    return {part.stage.write.tensor: schedule.partials[part.name] for part in kernel.sums}
 
 
 def _merge_arguments(given: list[Argument], kernel: Kernel) -> list[Argument]:
@@ -125,7 +142,7 @@ def merge_split(kernel: Kernel) -> Axis | None:
 
 
 def _signature(kernel: Kernel, schedule: Schedule) -> str:
-    parameters = _parameters(arguments(kernel.stage), schedule.places)
+    parameters = _parameters(_arguments(kernel), schedule.places | _copies(kernel, schedule))
     used = kernel.nest.split is not None
     if kernel.scratch:
         parameters += ", real* __restrict scratch"
@@ -160,8 +177,7 @@ def _header(schedule: Schedule, kernels: list[Kernel]) -> str:
     ]
     for kernel in kernels:
         lines.append(f"{_signature(kernel, schedule)};")
-        if kernel.merge is not None:
-            lines.append(f"{_merge_signature(kernel, schedule)};")
+        lines += [f"{_merge_signature(part, schedule)};" for part in kernel.sums]
     lines += ["", f"}}  // namespace {NAMESPACE}", ""]
     return "\n".join(lines)
 
@@ -181,6 +197,9 @@ def _driver(schedule: Schedule) -> str:
     out.add(f"constexpr long shared_bytes = {schedule.shared_bytes};")
     out.add(f"constexpr long own_bytes = {schedule.own_bytes};")
     out.add(f"constexpr long partial_bytes = {schedule.partial_bytes};")
+    out.add("")
+    out.add("// So many of the threads work.")
+    out.add("int team_size = threads;")
     out.add("")
     out.open("struct Instance")
     out.add("meta500::Buffer shared, partial, own[threads];")
@@ -240,10 +259,10 @@ def _sweep(out: Lines, step: Step, sweep: Sweep, schedule: Schedule) -> None:
 
 
 def _call(kernel: Kernel, schedule: Schedule, image: bool, bounds: tuple[str, str] | None = None) -> str:
-    places = []
-    for a in arguments(kernel.stage):
-        if kernel.merge is not None and a.written:
-            partial = schedule.partials[kernel.name]
+    places, copies = [], _copies(kernel, schedule)
+    for a in _arguments(kernel):
+        if a.tensor in copies:
+            partial = copies[a.tensor]
             places.append(f"reinterpret_cast<{partial.c_type}*>(partial + {partial.offset})")
         else:
             batched = a.tensor in schedule.batch.tensors
@@ -295,7 +314,7 @@ def _region(out: Lines, number: int, step: Step, schedule: Schedule) -> None:
     out.add("[[maybe_unused]] char* const own = instance.own[part].at<char>();")
     out.add("[[maybe_unused]] char* const partials = instance.partial.at<char>();")
     out.add("[[maybe_unused]] char* const partial = partials + part * partial_bytes;")
-    sums = [k for k in step.kernels if k.merge is not None]
+    sums = [part for kernel in step.kernels for part in kernel.sums]
     for kernel in sums:
         place = schedule.partials[kernel.name]
         size = place.size * memory.element_bytes(place, schedule.options.real_bytes)
@@ -320,8 +339,9 @@ def _region(out: Lines, number: int, step: Step, schedule: Schedule) -> None:
             alone = kernel.nest.split is None
             out.add(f"if (part == 0) {call}" if alone else call)
             out.add("meta500::wait();")
-            if kernel.merge is not None:
-                out.add(_merge_call(kernel, schedule))
+            for part in kernel.sums:
+                out.add(_merge_call(part, schedule))
+            if kernel.sums:
                 out.add("meta500::wait();")
     out.depth -= 1
     out.add("}")
@@ -334,14 +354,14 @@ def _run(out: Lines, schedule: Schedule, faults: list[str]) -> None:
     out.add("{")
     out.depth += 1
     out.add("int fault = 0;")
-    out.add("#pragma omp parallel num_threads(threads)")
+    out.add("#pragma omp parallel num_threads(team_size)")
     out.open("")
     out.add("const int part = meta500::thread(), parts = meta500::team();")
     shared = {}
     for number, step in enumerate(schedule.steps):
         stop = "fault == 0" if number else "true"
         out.add(f"if ({stop}) region_{number}(instance, tensors, part, parts);")
-        written = {n for k in step.kernels for n in (k.merge or k.stage).writes()}
+        written = {n for k in step.kernels for p in k.parts for n in (p.merge or p.stage).writes()}
         for position, name in enumerate(faults, 1):
             if name in written:
                 shared[name] = position
@@ -379,6 +399,13 @@ def _interface(out: Lines, schedule: Schedule) -> None:
     out.add("")
     out.open("void meta500_close(void* instance)")
     out.add(f"delete static_cast<{NAMESPACE}::Instance*>(instance);")
+    out.close()
+    out.add("")
+    out.add(
+        "// Lets the coming runs of all instances use fewer threads: 1 to the number that they were made for."
+    )
+    out.open("void meta500_threads(int count)")
+    out.add(f"{NAMESPACE}::team_size = count;")
     out.close()
     out.add("")
     out.add("// Runs the program once on the tensors; 0, or the number of a fault.")

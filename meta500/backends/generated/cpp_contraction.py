@@ -13,7 +13,6 @@ from meta500.backends.generated.expressions import Access, Apply, Constant, Expr
 from meta500.backends.generated.ir import Axis
 from meta500.backends.generated.layout import Place
 
-
 Accumulator = Callable[[Mapping[str, int], int, int], str]
 
 
@@ -206,7 +205,7 @@ class _Loader:
         self.out, self.lanes, self.stride = out, lanes, stride
         self.pointer, self.prefix = pointer, prefix
         self.count = 0
-        self.pairs: dict[int, tuple[str, str]] = {}
+        self.pairs: dict[int, tuple[str, str, str]] = {}
 
     def load(self, place: int) -> str:
         """The name of the vector that begins at ``place``."""
@@ -223,12 +222,9 @@ class _Loader:
                 f"const vec {low} = meta500::load<vec>({self.pointer} + {place}), "
                 f"{high} = meta500::load<vec>({self.pointer} + {place + self.lanes});"
             )
-            self.pairs[place] = (low, high)
-            self.pairs[place + 1] = (low, high)
-            part = "even"
-        else:
-            low, high = self.pairs[place]
-            part = "odd"
+            self.pairs[place] = (low, high, "even")
+            self.pairs.setdefault(place + 1, (low, high, "odd"))
+        low, high, part = self.pairs[place]
         self.out.add(f"vec {name} = meta500::{part}({low}, {high});")
         self.out.add(f"META500_KEEP({name});")
         return name
@@ -297,6 +293,8 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
     opened += 1
     for point, tap in itertools.product(block, taps):
         out.add(f"vec {accumulator(point, tap)} = {{}};")
+    riding = _Riding(plan, places, names)
+    riding.begin(out)
     for axis in plan.inner:
         _loop(out, axis)
     _row_loop(out, plan)
@@ -314,8 +312,19 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
         if place in loaded:
             continue
         loaded[place] = f"d{len(loaded)}"
-        out.add(f"vec {loaded[place]} = meta500::load<vec>(d + {place});")
+        text = f"meta500::load<vec>(d + {place})"
+        if plan.masked:
+            text = f"meta500::first({text}, {vector.size} - {vector.name})"
+        out.add(f"vec {loaded[place]} = {text};")
         out.add(f"META500_KEEP({loaded[place]});")
+    riding.add_held(
+        out,
+        [
+            (loaded[held.coefficient(rows.name) * row + _offset(held, p)], p)
+            for row in range(row_count)
+            for p in block
+        ],
+    )
     uses: dict[int, list[tuple[int, Mapping[str, int], Mapping[str, int]]]] = {}
     for row, point, tap in itertools.product(range(row_count), block, taps):
         place = moving.coefficient(rows.name) * row + _offset(moving, point) + _offset(moving, tap)
@@ -323,9 +332,13 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
     loader = _Loader(out, lanes, moving.coefficient(vector.name), "p", "x")
     for place in sorted(uses):
         name = loader.load(place)
+        if plan.masked:
+            # Beyond the row may be anything, and 0 times infinity is no zero.
+            out.add(f"{name} = meta500::first({name}, {vector.size} - {vector.name});")
         for row, point, tap in uses[place]:
             factor = loaded[held.coefficient(rows.name) * row + _offset(held, point)]
             out.add(f"{accumulator(point, tap)} += {factor} * {name};")
+        riding.add_moving(out, name, [point for _, point, _ in uses[place]])
     out.close(2 + len(plan.inner))
     target = names[stage.write.tensor]
     write = places[stage.write.tensor].address(stage.write)
@@ -336,4 +349,59 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
         out.add(
             f"{target}[{index(write.substitute(values))}] {sign} meta500::sum({accumulator(point, tap)});"
         )
+    riding.end(out)
     out.close(opened)
+
+
+class _Riding:
+    """Prints the companion of a dual sum of products; nothing where it has none."""
+
+    def __init__(self, plan: Blocked, places: Mapping[str, Place], names: Mapping[str, str]) -> None:
+        self.companion, self.places, self.names = plan.companion, places, names
+        self.points: list[dict[str, int]] = []
+        if plan.companion is None:
+            return
+        axes = plan.companion.stage.axes
+        self.points = list(points([Axis(axis.name, size) for axis, size in plan.blocks if axis in axes]))
+        blocks = dict(plan.blocks)
+        looped = [a for a in plan.companion.others if a.size > blocks.get(a, 1)]
+        self.condition = " && ".join(f"{a.name} == 0" for a in looped)
+
+    def begin(self, out: Lines) -> None:
+        for point in self.points:
+            out.add(f"vec {self._name(point)} = {{}};")
+
+    def add_held(self, out: Lines, vectors: Sequence[tuple[str, Mapping[str, int]]]) -> None:
+        if self.companion is not None and self.companion.held:
+            terms = dict.fromkeys((self._name(point), vector) for vector, point in vectors)
+            self._where(out, [f"{name} += {vector};" for name, vector in terms])
+
+    def add_moving(self, out: Lines, vector: str, block: Sequence[Mapping[str, int]]) -> None:
+        if self.companion is not None and not self.companion.held:
+            others = [a.name for a in self.companion.others]
+            terms = [self._name(p) for p in block if not any(p.get(name) for name in others)]
+            self._where(out, [f"{name} += {vector};" for name in terms])
+
+    def end(self, out: Lines) -> None:
+        if self.companion is None:
+            return
+        write = self.companion.stage.write
+        address = self.places[write.tensor].address(write)
+        sign = "+=" if self.companion.private else "="
+        lines = []
+        for point in self.points:
+            at = address.substitute({n: Affine.axis(n, 1, v) for n, v in point.items() if v})
+            lines.append(f"{self.names[write.tensor]}[{index(at)}] {sign} meta500::sum({self._name(point)});")
+        self._where(out, lines)
+
+    def _where(self, out: Lines, lines: Sequence[str]) -> None:
+        if self.condition and lines:
+            out.open(f"if ({self.condition})")
+        for line in lines:
+            out.add(line)
+        if self.condition and lines:
+            out.close()
+
+    def _name(self, point: Mapping[str, int]) -> str:
+        values = [str(point[p]) for p in self.points[0]]
+        return "_".join(["total", *values])

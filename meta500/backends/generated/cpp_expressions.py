@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meta500.backends.generated.affine import Affine, Guard
-from meta500.backends.generated.expressions import Access, Apply, Constant, Expr, Index, Load, Result
+from meta500.backends.generated.expressions import (
+    Access,
+    Apply,
+    Constant,
+    Expr,
+    Index,
+    Load,
+    Result,
+    loads,
+    walk,
+)
 from meta500.backends.generated.layout import Place
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -74,6 +84,23 @@ class Printer:
 
     def __init__(self, places: Mapping[str, Place], names: Mapping[str, str]) -> None:
         self.places, self.names = places, names
+        # Names of elements that were loaded into variables.
+        self.loaded: dict[Access, str] = {}
+
+    def declare(self, expr: Expr | None, prefix: str = "v") -> list[str]:
+        """Declarations of variables for the elements that a conditional expression loads.
+
+        A load inside of a condition becomes a masked one, which costs time, and which g++ 12 mixes up where
+        neighbouring elements have different masks.
+        """
+        lines = []
+        if expr is not None and any(isinstance(e, Apply) and e.function == "select" for e in walk(expr)):
+            for load in loads(expr):
+                if load.access not in self.loaded:
+                    name = f"{prefix}{len(self.loaded)}"
+                    lines.append(f"const auto {name} = {self.element(load.access)};")
+                    self.loaded[load.access] = name
+        return lines
 
     def element(self, access: Access) -> str:
         """An element of a tensor."""
@@ -93,8 +120,11 @@ class Printer:
         if isinstance(expr, Index):
             return f"({index(expr.index)})", INTEGER
         if isinstance(expr, Load):
-            kind = self.places[expr.access.tensor].c_type
-            return self.element(expr.access), {"real": REAL, "std::uint8_t": BOOL}.get(kind, INTEGER)
+            place = self.places.get(expr.access.tensor)
+            # What has no place lives in a variable, as a floating-point number.
+            kind = "real" if place is None else place.c_type
+            name = self.loaded.get(expr.access) or self.element(expr.access)
+            return name, {"real": REAL, "std::uint8_t": BOOL}.get(kind, INTEGER)
         assert isinstance(expr, Apply)
         return self._apply(expr, result)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from meta500.backends.generated.affine import Affine, Guard
 from meta500.backends.generated.cpp_expressions import Printer, condition, index
-from meta500.backends.generated.expressions import substitute
+from meta500.backends.generated.expressions import Expr, substitute
 from meta500.backends.generated.ir import MAX, Axis, Stage
 from meta500.backends.generated.layout import Place
 from meta500.backends.generated.nests import DOT, MAP, Nest
@@ -66,14 +66,23 @@ def _map(out: Lines, nest: Nest, printer: Printer) -> None:
         opened += _vector_loop(out, nest.vector, nest.split, bounds)
     for point in _points(nest.unrolled):
         write = stage.write.substitute(point)
-        value = printer.real(substitute(stage.value, point))
+        inner = substitute(stage.value, point)
         guards = [g.substitute(point) for g in stage.guards if _inside(g, nest)]
-        text = f"{printer.element(write)} = {_stored(value, stage, printer)};"
         if guards:
-            tests = " && ".join(condition(g, stage.sizes) for g in guards)
-            text = f"if ({tests}) {text}"
-        out.add(text)
+            out.open(f"if ({' && '.join(condition(g, stage.sizes) for g in guards)})")
+        elif nest.unrolled:
+            out.open("")
+        printer.loaded.clear()
+        _declare(out, printer, inner)
+        out.add(f"{printer.element(write)} = {_stored(printer.real(inner), stage, printer)};")
+        if guards or nest.unrolled:
+            out.close()
     out.close(opened)
+
+
+def _declare(out: Lines, printer: Printer, expr: Expr | None) -> None:
+    for line in printer.declare(expr):
+        out.add(line)
 
 
 def _inside(guard: Guard, nest: Nest) -> bool:
@@ -124,8 +133,10 @@ def _points(axes: Sequence[Axis]) -> Iterator[dict[str, Affine]]:
     yield from points
 
 
-def _start(stage: Stage, printer: Printer) -> str:
+def _start(stage: Stage, printer: Printer, atomic: bool = False) -> str:
     """What a sum or maximum begins with."""
+    if atomic:
+        return "real(0)"
     if stage.onto:
         return printer.element(stage.write)
     if stage.initial is not None:
@@ -142,7 +153,7 @@ def _row(out: Lines, nest: Nest, printer: Printer) -> None:
     if stage.winner:
         out.add(f"alignas(64) std::int32_t winner[{vector.size}];")
     _vector_loop(out, vector, None, [])
-    out.add(f"row[{j}] = {_start(stage, printer)};")
+    out.add(f"row[{j}] = {_start(stage, printer, nest.atomic)};")
     if stage.winner:
         out.add(f"winner[{j}] = -1;")
     out.close()
@@ -150,6 +161,8 @@ def _row(out: Lines, nest: Nest, printer: Printer) -> None:
     conditions, bounds = _conditions(out, stage, vector)
     opened += conditions
     opened += _vector_loop(out, vector, None, bounds)
+    printer.loaded.clear()
+    _declare(out, printer, stage.value)
     value = printer.real(stage.value)
     if stage.combine != MAX:
         out.add(f"row[{j}] += {value};")
@@ -162,6 +175,8 @@ def _row(out: Lines, nest: Nest, printer: Printer) -> None:
         out.add(f"row[{j}] = meta500::maximum(row[{j}], {value});")
     out.close(opened)
     _vector_loop(out, vector, None, [])
+    if nest.atomic:
+        out.lines.pop(-2)  # atomic additions are no vector loop
     _finish(out, nest, printer, f"row[{j}]", f"winner[{j}]")
     out.close()
     out.close()
@@ -169,9 +184,13 @@ def _row(out: Lines, nest: Nest, printer: Printer) -> None:
 
 def _finish(out: Lines, nest: Nest, printer: Printer, total: str, winner: str) -> None:
     stage = nest.stage
-    if nest.private:
+    if nest.private or nest.atomic:
+        if nest.atomic:
+            out.add("#pragma omp atomic")
         out.add(f"{printer.element(stage.write)} += {total};")
         return
+    printer.loaded.clear()
+    _declare(out, printer, stage.finish)
     value = total if stage.finish is None else printer.real(stage.finish, total)
     out.add(f"{printer.element(stage.write)} = {_stored(value, stage, printer)};")
     if stage.winner:
@@ -181,18 +200,20 @@ def _finish(out: Lines, nest: Nest, printer: Printer, total: str, winner: str) -
 def _dot(out: Lines, nest: Nest, printer: Printer) -> None:
     stage, vector = nest.stage, nest.vector
     out.open("")
-    out.add(f"real total = {_start(stage, printer)};")
+    out.add(f"real total = {_start(stage, printer, nest.atomic)};")
     if stage.winner:
         out.add("std::int32_t winner = -1;")
     opened = _loops(out, nest.inner, nest.split, [])
     conditions, bounds = _conditions(out, stage, vector)
     opened += conditions
-    value = printer.real(stage.value)
+    printer.loaded.clear()
     if stage.combine == MAX:
         if vector is not None:
             # No vector loop: the winner is the first of equals, or the last NaN.
             opened += _vector_loop(out, vector, nest.split, bounds)
             out.lines.pop(-2)
+        _declare(out, printer, stage.value)
+        value = printer.real(stage.value)
         if stage.winner:
             out.add(f"const real term = {value};")
             out.open("if (winner < 0 || term > total || term != term)")
@@ -204,13 +225,13 @@ def _dot(out: Lines, nest: Nest, printer: Printer) -> None:
     elif vector is not None:
         out.add("real sum = 0;")
         inner = _vector_loop(out, vector, nest.split, bounds, " reduction(+ : sum)")
-        out.add(f"sum += {value};")
+        _declare(out, printer, stage.value)
+        out.add(f"sum += {printer.real(stage.value)};")
         out.close(inner)
         out.add("total += sum;")
-        if not opened:
-            pass
     else:
-        out.add(f"total += {value};")
+        _declare(out, printer, stage.value)
+        out.add(f"total += {printer.real(stage.value)};")
     out.close(opened)
     _finish(out, nest, printer, "total", "winner")
     out.close()
@@ -231,9 +252,14 @@ def merge_body(
     out.add(f"const long at = {index(partial.address(stage.write))};")
     out.add("real total = 0;")
     out.add("for (int copy = 0; copy < copies; ++copy) total += part[copy * pitch + at];")
+    merge_end(out, stage, printer)
+    out.close(opened)
+    return out.lines
+
+
+def merge_end(out: Lines, stage: Stage, printer: Printer) -> None:
+    """What becomes of a finished ``total``."""
     if stage.onto or stage.initial is not None:
         out.add(f"total += {_start(stage, printer)};")
     value = "total" if stage.finish is None else printer.real(stage.finish, "total")
     out.add(f"{printer.element(stage.write)} = {_stored(value, stage, printer)};")
-    out.close(opened)
-    return out.lines

@@ -98,6 +98,8 @@ def _read_through_copies(program: Program, kept: set[str]) -> None:
     """Read the source of a whole copy instead of the copy; what adds onto the copy begins with the source."""
     for copy in list(program.stages):
         target = copy.write.tensor
+        if not any(copy is stage for stage in program.stages):
+            continue  # changed on the way
         if not _is_copy(copy) or target in kept or not _internal(program, target):
             continue
         assert isinstance(copy.value, Load)
@@ -141,50 +143,56 @@ def _read_through_copies(program: Program, kept: set[str]) -> None:
 
 def _write_into_joins(program: Program, kept: set[str]) -> None:
     """Let a value that is copied into a part of a larger tensor be that part from the beginning."""
-    for copy in list(program.stages):
-        target = copy.write.tensor
-        if not _is_copy(copy) or not _internal(program, target) or target in kept:
-            continue
-        assert isinstance(copy.value, Load)
-        source = copy.value.access
-        if source.tensor in kept or not _internal(program, source.tensor) or source.tensor == target:
-            continue
-        if program.tensors[source.tensor].dtype != program.tensors[target].dtype:
-            continue
-        shape = program.tensors[source.tensor].shape
-        whole = replace(copy, write=source)
-        if not covers([whole], shape) or _inverse(source, source.indices) is None:
-            continue
-        pieces = [s for s in program.stages if target in s.writes()]
-        if not all(_is_copy(piece) for piece in pieces) and not all(
-            piece.combine == SET or not piece.onto for piece in pieces
-        ):
-            continue
-        if len(copy.write.indices) != len(source.indices):
-            continue
+    while any(_moved_into(program, copy, kept) for copy in list(program.stages)):
+        pass
 
-        def placed(access: Access, copy: Stage = copy, source: Access = source) -> Access | None:
-            values = _inverse(source, access.indices)
-            return None if values is None else copy.write.substitute(values)
 
-        touching = [
-            s
-            for s in program.stages
-            if s is not copy and (source.tensor in s.writes() or source.tensor in s.reads())
-        ]
-        if any(s.winner is not None and s.winner[0].tensor == source.tensor for s in touching):
-            continue
-        name = source.tensor
-        changed = {}
-        for stage in touching:
-            moved = _with_loads(stage, name, placed)
-            if stage.write.tensor == name:
-                place = placed(stage.write)
-                assert place is not None
-                moved = replace(moved, write=place)
-            changed[id(stage)] = moved
-        program.stages = [changed.get(id(s), s) for s in program.stages if s is not copy]
-        del program.tensors[name]
+def _moved_into(program: Program, copy: Stage, kept: set[str]) -> bool:
+    """Do that for one copy, if it can be done."""
+    target = copy.write.tensor
+    if not _is_copy(copy) or not _internal(program, target) or target in kept:
+        return False
+    assert isinstance(copy.value, Load)
+    source = copy.value.access
+    if source.tensor in kept or not _internal(program, source.tensor) or source.tensor == target:
+        return False
+    if program.tensors[source.tensor].dtype != program.tensors[target].dtype:
+        return False
+    shape = program.tensors[source.tensor].shape
+    whole = replace(copy, write=source)
+    if not covers([whole], shape) or _inverse(source, source.indices) is None:
+        return False
+    pieces = [s for s in program.stages if target in s.writes()]
+    if not all(_is_copy(piece) for piece in pieces) and not all(
+        piece.combine == SET or not piece.onto for piece in pieces
+    ):
+        return False
+    if len(copy.write.indices) != len(source.indices):
+        return False
+
+    def placed(access: Access, copy: Stage = copy, source: Access = source) -> Access | None:
+        values = _inverse(source, access.indices)
+        return None if values is None else copy.write.substitute(values)
+
+    touching = [
+        s
+        for s in program.stages
+        if s is not copy and (source.tensor in s.writes() or source.tensor in s.reads())
+    ]
+    if any(s.winner is not None and s.winner[0].tensor == source.tensor for s in touching):
+        return False
+    name = source.tensor
+    changed = {}
+    for stage in touching:
+        moved = _with_loads(stage, name, placed)
+        if stage.write.tensor == name:
+            place = placed(stage.write)
+            assert place is not None
+            moved = replace(moved, write=place)
+        changed[id(stage)] = moved
+    program.stages = [changed.get(id(s), s) for s in program.stages if s is not copy]
+    del program.tensors[name]
+    return True
 
 
 def _with_loads(stage: Stage, tensor: str, through: object) -> Stage:
@@ -239,14 +247,18 @@ def _join_elementwise(program: Program, kept: set[str]) -> bool:
             continue
         for load in loads(stage.value):
             name = load.access.tensor
-            if name in kept or not _internal(program, name) or readers[name] != [position]:
-                # A stage that adds onto the tensor counts as a reader too; it is looked at below.
-                others = [p for p in readers[name] if p != position and not program.stages[p].onto]
-                if name in kept or not _internal(program, name) or others:
-                    continue
+            if name in kept or not _internal(program, name):
+                continue
+            if any(p != position and not _adds_only(program.stages[p], name) for p in readers[name]):
+                continue
             if _join(program, position, stage, load):
                 return True
     return False
+
+
+def _adds_only(stage: Stage, name: str) -> bool:
+    """Whether a stage reads a tensor only because it adds onto it."""
+    return stage.write.tensor == name and name not in {load.access.tensor for load in stage.loads()}
 
 
 def _join(program: Program, position: int, stage: Stage, load: Load) -> bool:

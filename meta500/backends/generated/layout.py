@@ -53,6 +53,8 @@ class Place:
         size: elements of the whole storage.
         halo: the zeros around it.
         offset: bytes from the beginning of the arena, set by the memory plan.
+        padded: rows are followed by room for whole vectors.
+        shift: elements at the beginning that are not stored (of private sums, which hold a part of a tensor).
     """
 
     tensor: str
@@ -63,10 +65,12 @@ class Place:
     size: int = 0
     halo: Halo = field(default_factory=lambda: Halo((), ()))
     offset: int = 0
+    padded: bool = False
+    shift: int = 0
 
     def address(self, access: Access) -> Affine:
         """Elements from the one with index 0 to the accessed one."""
-        total = Affine()
+        total = Affine((), -self.shift)
         for stride, index in zip(self.strides, access.indices, strict=True):
             total = total + index * stride
         return total
@@ -104,7 +108,10 @@ def rows(tensor: Tensor, kind: str, halo: Halo, lanes: int, batched: bool) -> Pl
     image = _rounded(size, lanes) if kind == SHARED and batched else 0
     strides = (image, pitch, row, 1)
     total = image * n if image else size
-    return Place(tensor.name, kind, C_TYPES[tensor.dtype], strides, origin, _rounded(total, lanes), halo)
+    padded = w >= lanes
+    return Place(
+        tensor.name, kind, C_TYPES[tensor.dtype], strides, origin, _rounded(total, lanes), halo, 0, padded
+    )
 
 
 def _rounded(value: int, step: int) -> int:

@@ -46,7 +46,11 @@ class Lowering(BaseVisitor):
     Args:
         graph: operations with static types for all values.
         parameters: initializers that stay outside of the program and may change between runs.
-        training: whether maxima record their winners for the backward stages.
+        name: of the program.
+
+    Attributes:
+        trainable: parameters whose value no rule may take as a constant; of the others it may, and the
+            program says so (``baked``).
     """
 
     backend = BACKEND

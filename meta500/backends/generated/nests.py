@@ -40,6 +40,7 @@ class Nest:
         inner: for rows and dots, summed axes between outer and vector.
         split: the axis whose range the caller chooses (bands, threads); None if there is none.
         private: whether several threads add to the same elements, each into its own copy.
+        atomic: whether several threads add to the same elements, one at a time.
     """
 
     stage: Stage
@@ -50,6 +51,7 @@ class Nest:
     inner: tuple[Axis, ...] = ()
     split: Axis | None = None
     private: bool = False
+    atomic: bool = False
 
     def __str__(self) -> str:
         def names(axes: tuple[Axis, ...]) -> str:
@@ -63,7 +65,10 @@ class Nest:
         parts.append(f"vectorised {vector}")
         if self.unrolled:
             parts.append(f"unrolled {names(self.unrolled)}")
-        parts.append(f"split {split}" + (" into private copies" if self.private else ""))
+        parts.append(
+            f"split {split}"
+            + (" into private copies" if self.private else " with atomic additions" if self.atomic else "")
+        )
         return "; ".join(parts)
 
 

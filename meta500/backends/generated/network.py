@@ -18,7 +18,7 @@ from meta500.backends.generated.ir import PARAMETER, REAL, Program, Tensor
 from meta500.backends.generated.library import Executable
 from meta500.backends.generated.lower import BACKEND, lower, rules
 from meta500.backends.generated.packing import Packing, packed
-from meta500.backends.generated.schedule import Options, schedule
+from meta500.backends.generated.schedule import Options, Schedule, schedule
 from meta500.backends.generated.updates import with_update
 from meta500.backends.network import GRADIENT_PREFIX, NATIVE, UNSUPPORTED, Network, NodeCoverage
 from meta500.backends.targets import target as find_target
@@ -60,6 +60,8 @@ class GeneratedNetwork(Network):
             "atomics".
         target: the processor: "native", "avx2", "x86-64" or "aarch64".
         profile: measure the time in every kernel; see :meth:`Executable.seconds`.
+        winograd: use forms with fewer products for 3 x 3 taps in float32; their error is at most four times
+            that of the direct form.
     """
 
     backend = BACKEND
@@ -74,8 +76,9 @@ class GeneratedNetwork(Network):
         adjoint: str = "auto",
         target: str = "native",
         profile: bool = False,
+        winograd: bool = True,
     ) -> None:
-        self.profile = profile
+        self.profile, self.winograd = profile, winograd
         self.adjoint = choose("method of adjoints", adjoint, METHODS)
         self.target = find_target(target)
         if precision is not None:
@@ -96,7 +99,7 @@ class GeneratedNetwork(Network):
 
     @property
     def options(self) -> dict[str, Any]:
-        found = {**super().options, "target": self.target.name}
+        found = {**super().options, "target": self.target.name, "winograd": self.winograd}
         return found if self.adjoint == "auto" else {**found, "adjoint": self.adjoint}
 
     def _rebuild(self) -> None:
@@ -293,15 +296,28 @@ class GeneratedNetwork(Network):
             UnsupportedOperation: a node that cannot be generated.
         """
         if form not in self._executables:
-            program, parameters, gradients = self.program(form)
-            plan = schedule(program, self._schedule_options())
+            plan, parameters, gradients = self.planned(form)
             self._executables[form] = Executable(plan, self.target, parameters, gradients)
         return self._executables[form]
+
+    def planned(self, form: Form) -> tuple[Schedule, str, str]:
+        """The schedule of a form, and the names of its packed parameters and gradients ("" for none)."""
+        program, parameters, gradients = self.program(form)
+        return schedule(program, self._schedule_options()), parameters, gradients
+
+    def needs(self, outputs: Sequence[str]) -> frozenset[str]:
+        """The inputs that outputs depend on."""
+        return frozenset().union(*(self._needs.get(name, frozenset()) for name in outputs))
 
     def _schedule_options(self) -> Options:
         threads = self.threads if self.threads is not None else len(os.sched_getaffinity(0))
         return Options(
-            _REALS[self.real.name], threads, self.target.vector_bytes, self.target.registers, self.profile
+            _REALS[self.real.name],
+            threads,
+            self.target.vector_bytes,
+            self.target.registers,
+            self.profile,
+            winograd=self.winograd,
         )
 
     def program(self, form: Form) -> tuple[Program, str, str]:

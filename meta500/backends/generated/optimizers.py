@@ -135,6 +135,8 @@ class GeneratedAdam(GeneratedOptimizer):
             "epsilon": self.epsilon * correction,
             "beta1": self.beta1,
             "beta2": self.beta2,
+            "share1": 1 - self.beta1,
+            "share2": 1 - self.beta2,
         }
 
 

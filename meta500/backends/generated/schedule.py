@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from meta500.backends.generated import contraction, layout, memory, nests
+from meta500.backends.generated import companions, contraction, layout, memory, nests, pixelwise
 from meta500.backends.generated.affine import Affine, indices
+from meta500.backends.generated.companions import Companion
 from meta500.backends.generated.contraction import Blocked
 from meta500.backends.generated.expressions import Access, Load
 from meta500.backends.generated.images import (
@@ -18,10 +19,23 @@ from meta500.backends.generated.images import (
     divide,
     find_batch,
 )
-from meta500.backends.generated.ir import CONSTANT, INPUT, PARAMETER, SET, VALUE, Axis, Program, Stage
+from meta500.backends.generated.ir import (
+    ATOMICS,
+    CONSTANT,
+    INPUT,
+    PARAMETER,
+    SET,
+    VALUE,
+    Axis,
+    Program,
+    Stage,
+)
 from meta500.backends.generated.layout import EXTERNAL, OWN, PARTIAL, SHARED, Place
 from meta500.backends.generated.nests import Nest
+from meta500.backends.generated.pixelwise import ROWS, Member, Pixelwise, is_total
 from meta500.backends.generated.sweeps import Rows, Sweep, sweeps
+from meta500.backends.generated.transposition import conflict
+from meta500.backends.generated.winograd_gradient import WinogradGradient, winograd_gradient
 from meta500.errors import UserError
 
 
@@ -36,6 +50,8 @@ class Options:
         registers: number of vector registers.
         profile: measure the time in every kernel.
         cache_bytes: of the cache that belongs to one core; sweeps are cut to it, 0 for none.
+        winograd: allow forms with fewer products for 3 x 3 taps in float32; their error is at most four times
+            that of the direct form.
     """
 
     real: str = "float"
@@ -44,6 +60,7 @@ class Options:
     registers: int = 32
     profile: bool = False
     cache_bytes: int = 1 << 20
+    winograd: bool = True
 
     @property
     def real_bytes(self) -> int:
@@ -64,11 +81,15 @@ class Kernel:
         name: of the function.
         nest: its loops.
         merge: for sums into private copies, the stage that adds these up; it sees the sum as ``Result``.
+        companion: a sum that is computed on the way; its function is only the merge.
+        members: the stages of a pixelwise pass; their functions are only the merges.
     """
 
     name: str
-    nest: Nest | Blocked
+    nest: Nest | Blocked | WinogradGradient | Companion | Pixelwise | Member
     merge: Stage | None = None
+    companion: Kernel | None = None
+    members: tuple[Kernel, ...] = ()
 
     @property
     def stage(self) -> Stage:
@@ -78,12 +99,24 @@ class Kernel:
     @property
     def granule(self) -> int:
         """Ranges of the split axis begin at multiples of this."""
-        return self.nest.granule if isinstance(self.nest, Blocked) else 1
+        return 1 if isinstance(self.nest, Nest) else self.nest.granule
+
+    @property
+    def sums(self) -> list[Kernel]:
+        """It and its companion, as far as they add into private copies."""
+        return [part for part in self.parts if part.merge is not None]
+
+    @property
+    def parts(self) -> list[Kernel]:
+        """It and its companion, or its members."""
+        if self.members:
+            return list(self.members)
+        return [self] if self.companion is None else [self, self.companion]
 
     @property
     def scratch(self) -> int:
         """Numbers of memory of its own that the kernel needs while it runs."""
-        return self.nest.scratch if isinstance(self.nest, Blocked) else 0
+        return 0 if isinstance(self.nest, Nest) else self.nest.scratch
 
 
 @dataclass
@@ -155,7 +188,8 @@ class Schedule:
                     count = sweep.last - sweep.first + 1
                     yield f"  sweep of the next {count} kernels in {len(sweep.bounds) - 1} bands of rows"
                 yield f"  {kernel.name}: {kernel.nest}"
-                yield from (f"    {line}" for line in str(kernel.stage).splitlines()[1:])
+                for part in kernel.parts:
+                    yield from (f"    {line}" for line in str(part.stage).splitlines()[1:])
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -170,21 +204,25 @@ def schedule(program: Program, options: Options) -> Schedule:
     program = _with_copies(program)
     batch = find_batch(program)
     regions = _regions(program, batch, options)
-    places = _places(program, batch, regions, options)
+    passes = [_passes(region, batch, program) for region in regions]
+    local = {name for items in passes for item in items if isinstance(item, Pixelwise) for name in item.local}
+    places = _places(program, batch, regions, options, local)
     stages = {s.name: layout.unguarded(s, program, places) for s in program.stages}
     steps = []
     names: dict[str, int] = {}
-    for region in regions:
+    for region, items in zip(regions, passes, strict=True):
         step = Step(region.kind)
-        for stage in region.stages:
-            step.kernels.append(_kernel(stages[stage.name], region, batch, places, program, options, names))
+        for item in items:
+            if isinstance(item, Pixelwise):
+                step.kernels.append(_pass(item, stages, names))
+            else:
+                stage = stages[item.name]
+                step.kernels.append(_kernel(stage, region, batch, places, program, options, names))
+        step.kernels = companions.joined(step.kernels)
         _sweep(step, places, program, options)
         steps.append(step)
     partials = {
-        kernel.name: replace(layout.dense(program.tensors[kernel.stage.write.tensor], PARTIAL), offset=0)
-        for step in steps
-        for kernel in step.kernels
-        if kernel.merge is not None
+        one.name: _partial(one, program) for step in steps for kernel in step.kernels for one in kernel.sums
     }
     external = [name for name, place in places.items() if place.kind == EXTERNAL]
     result = Schedule(program, options, batch, places, partials, external, steps)
@@ -284,7 +322,9 @@ def _regions(program: Program, batch: Batch, options: Options) -> list[Region]:
     return [Region(WHOLE, list(program.stages))] if program.stages else []
 
 
-def _places(program: Program, batch: Batch, regions: list[Region], options: Options) -> dict[str, Place]:
+def _places(
+    program: Program, batch: Batch, regions: list[Region], options: Options, local: set[str]
+) -> dict[str, Place]:
     halos = layout.halos(program)
     used_in: dict[str, set[int]] = {}
     for number, region in enumerate(regions):
@@ -297,7 +337,7 @@ def _places(program: Program, batch: Batch, regions: list[Region], options: Opti
         if tensor.role in (INPUT, PARAMETER, CONSTANT) or name in handed:
             places[name] = layout.dense(tensor, EXTERNAL)
             continue
-        if name not in used_in:
+        if name not in used_in or name in local:
             continue
         numbers = used_in[name]
         images = name in batch.tensors
@@ -319,6 +359,37 @@ def _places(program: Program, batch: Batch, regions: list[Region], options: Opti
     return places
 
 
+def _passes(region: Region, batch: Batch, program: Program) -> list[Pixelwise | Stage]:
+    """The stages of a region, pixelwise ones joined."""
+    if region.kind != IMAGES:
+        return list(region.stages)
+    bare = [_of_one_image(stage, batch) for stage in region.stages]
+    pictures = {n for n in batch.tensors if len(program.tensors[n].shape) >= 3}
+    return pixelwise.joined(bare, program, pictures)
+
+
+def _of_one_image(stage: Stage, batch: Batch) -> Stage:
+    """``stage`` without the axis of the images, which the caller of the kernel chooses."""
+    axis = batch.axes[stage.name]
+    return stage.substitute({axis: Affine()}, tuple(a for a in stage.axes if a.name != axis))
+
+
+def _pass(plan: Pixelwise, stages: Mapping[str, Stage], names: dict[str, int]) -> Kernel:
+    """The kernel of a pixelwise pass."""
+    members, renamed = [], []
+    for stage in plan.stages:
+        name = _identifier(stage.name, names)
+        merge = None
+        if is_total(stage):
+            merge = stages[stage.name]
+            # The private copy is a tensor of its own.
+            stage = replace(_bare(stage), write=replace(stage.write, tensor=name))
+        renamed.append(stage)
+        members.append(Kernel(name, Member(stage, merge is not None), merge))
+    plan = replace(plan, stages=tuple(renamed))
+    return Kernel(f"{members[-1].name}_pass", plan, None, None, tuple(members))
+
+
 def _kernel(
     stage: Stage,
     region: Region,
@@ -330,25 +401,60 @@ def _kernel(
 ) -> Kernel:
     private = False
     if region.kind == IMAGES:
-        axis = batch.axes[stage.name]
         private = batch.kinds[stage.name] == REDUCING
-        # The image is chosen by the caller: its axis is no loop of the kernel.
-        stage = stage.substitute({axis: Affine()}, tuple(a for a in stage.axes if a.name != axis))
+        stage = _of_one_image(stage, batch)
     rows_axis = _rows_axis(stage, places)
     name = _identifier(stage.name, names)
     fast = contraction.blocked(
         _bare(stage) if private else stage, places, rows_axis, options.lanes, options.registers, private
     )
-    if fast is not None and fast.form == contraction.DUAL and not private and options.threads > 1:
-        private = True
-        fast = replace(fast, private=True)
+    if fast is not None and fast.form == contraction.DUAL and (private or region.kind == WHOLE):
+        merge = _merge(stage, program)
+        if options.winograd and options.real == "float" and merge == stage:
+            quick = winograd_gradient(fast, places, options.lanes, options.registers)
+            if quick is not None:
+                return Kernel(name, quick, merge)
+        if options.threads > 1:
+            return Kernel(name, replace(fast, private=True), merge)
     if fast is not None:
-        return Kernel(name, fast, stage if private else None)
+        return Kernel(name, fast, _merge(stage, program) if private else None)
+    scattered = (
+        region.kind == WHOLE
+        and options.threads > 1
+        and conflict(stage, program.tensors[stage.write.tensor].shape) is not None
+    )
+    if scattered and stage.method != ATOMICS:
+        private = True
     nest: Nest = nests.plan(_bare(stage) if private else stage, places, private, rows_axis)
     if region.kind == WHOLE and not private and _needs_private(nest, options):
         private = True
         nest = nests.plan(_bare(stage), places, True, rows_axis)
-    return Kernel(name, nest, stage if private else None)
+    if scattered and not private:
+        nest = replace(nest, atomic=True)
+    merge = _merge(stage, program) if private else None
+    return Kernel(name, nest, merge)
+
+
+def _partial(kernel: Kernel, program: Program) -> Place:
+    """Storage of one private copy: the part of the tensor that the kernel writes."""
+    stage = kernel.merge
+    assert stage is not None
+    place = layout.dense(program.tensors[stage.write.tensor], PARTIAL)
+    if isinstance(kernel.nest, WinogradGradient):
+        return replace(place, size=kernel.nest.copy)
+    low, high = place.address(stage.write).bounds(stage.sizes)
+    return replace(place, shift=low, size=high - low + 1)
+
+
+def _merge(stage: Stage, program: Program) -> Stage:
+    """The stage that a merge completes; of one that scatters, element by element."""
+    if conflict(stage, program.tensors[stage.write.tensor].shape) is None:
+        return stage
+    tensor = program.tensors[stage.write.tensor]
+    axes = tuple(Axis(f"d{i}", size) for i, size in enumerate(tensor.shape))
+    return replace(
+        stage, axes=axes, write=Access(tensor.name, indices(axis.name for axis in axes)), guards=()
+    )
 
 
 def _sweep(step: Step, places: Mapping[str, Place], program: Program, options: Options) -> None:
@@ -359,9 +465,10 @@ def _sweep(step: Step, places: Mapping[str, Place], program: Program, options: O
     rows = []
     for kernel in step.kernels:
         split = kernel.nest.split
-        named = _rows_axis(kernel.stage, places)
+        named = ROWS if kernel.members else _rows_axis(kernel.stage, places)
         axis = split.name if split is not None and split.name == named else None
-        rows.append(Rows(kernel.stage, axis, split.size if split else 1, kernel.granule))
+        stages = tuple(part.stage for part in kernel.parts)
+        rows.append(Rows(stages, axis, split.size if split else 1, kernel.granule))
     step.sweeps = sweeps(rows, places, program.tensors, options.cache_bytes, options.real_bytes)
 
 
@@ -413,13 +520,14 @@ def _arrange(result: Schedule) -> None:
         for position, kernel in enumerate(step.kernels):
             # All tensors of a sweep are alive together.
             time = start + sweep_of[position] + 1
-            stages = [kernel.stage] + ([kernel.merge] if kernel.merge else [])
+            stages = [kernel.stage] + [one.merge or one.stage for one in kernel.parts]
             for stage in stages:
                 for name in (*stage.reads(), *stage.writes()):
                     moments.setdefault(name, []).append((number, time))
-            if kernel.merge is not None and step.kind == IMAGES:
+            for one in kernel.sums if step.kind == IMAGES else ():
                 # Merged when the region ends.
-                for name in (*kernel.merge.reads(), *kernel.merge.writes()):
+                assert one.merge is not None
+                for name in (*one.merge.reads(), *one.merge.writes()):
                     moments[name].append((number, 1 << 40))
     kinds: dict[str, list[Place]] = {SHARED: [], OWN: []}
     for place in result.places.values():

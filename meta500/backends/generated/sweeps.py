@@ -27,13 +27,13 @@ class Rows:
     """What a sweep must know of a kernel.
 
     Attributes:
-        stage: what it computes.
+        stages: what it computes.
         axis: the split axis; None if it has none.
         size: its length.
         granule: ranges begin at multiples of this.
     """
 
-    stage: Stage
+    stages: tuple[Stage, ...]
     axis: str | None
     size: int
     granule: int
@@ -84,7 +84,7 @@ def _worthwhile(kernel: Rows, places: Mapping[str, Place], cache_bytes: int, rea
     """Whether the pictures of a kernel are larger than the cache."""
     if kernel.axis is None:
         return False
-    names = {*kernel.stage.reads(), *kernel.stage.writes()}
+    names = {n for stage in kernel.stages for n in (*stage.reads(), *stage.writes()) if n in places}
     total = sum(places[n].size * real_bytes for n in names if _pictures(places[n]))
     return total > cache_bytes // 2
 
@@ -103,9 +103,10 @@ def _fitting(
     """Rows of a band, None if even the smallest one does not fit."""
     most = max(kernel.size for kernel in kernels)
     row_bytes = 0.0
-    for name in {n for k in kernels for n in (*k.stage.reads(), *k.stage.writes())}:
-        place = places[name]
-        if not _pictures(place):
+    stages = [stage for kernel in kernels for stage in kernel.stages]
+    for name in {n for stage in stages for n in (*stage.reads(), *stage.writes())}:
+        place = places.get(name)
+        if place is None or not _pictures(place):
             continue
         # Bytes per row of the longest kernel; a stencil's halo counts two rows of its own.
         elements = tensors[name].size / tensors[name].shape[0]
@@ -154,7 +155,7 @@ def progress(
             done[m] = max(done[m], target)
         table.append(tuple(done))
         if number > 4 * most + 4:
-            raise AssertionError(f"a sweep does not end: {kernels[0].stage.name}")
+            raise AssertionError(f"a sweep does not end: {kernels[0].stages[0].name}")
     return tuple(table)
 
 
@@ -162,17 +163,18 @@ def _allowed(kernels: Sequence[Rows], m: int, done: Sequence[int], tensors: Mapp
     """Rows up to which a kernel may go, given what those before it have done."""
     kernel = kernels[m]
     allowed = kernel.size
-    writers: dict[str, list[int]] = {}
+    writers: dict[str, list[tuple[int, Stage]]] = {}
     for p in range(m):
-        for name in kernels[p].stage.writes():
-            writers.setdefault(name, []).append(p)
-    accesses = [load.access for load in kernel.stage.loads()]
-    # What it writes itself must not be written later by a kernel before it.
-    accesses.append(kernel.stage.write)
-    for access in accesses:
-        for p in writers.get(access.tensor, []):
-            if done[p] < kernels[p].size and _meets(kernel.stage, access, kernels[p].stage):
-                allowed = min(allowed, _reach(kernel, access, kernels[p], done[p], tensors))
+        for stage in kernels[p].stages:
+            for name in stage.writes():
+                writers.setdefault(name, []).append((p, stage))
+    for stage in kernel.stages:
+        # What it writes itself must not be written later by a kernel before it.
+        for access in [*(load.access for load in stage.loads()), stage.write]:
+            for p, producer in writers.get(access.tensor, []):
+                if done[p] < kernels[p].size and _meets(stage, access, producer):
+                    reach = _reach(kernel, stage, access, kernels[p], producer, done[p], tensors)
+                    allowed = min(allowed, reach)
     return max(allowed, 0)
 
 
@@ -182,30 +184,37 @@ def _meets(stage: Stage, access: Access, producer: Stage) -> bool:
     return any(w.tensor == access.tensor and overlap(access, stage, w, producer) for w in written)
 
 
-def _reach(kernel: Rows, access: Access, producer: Rows, done: int, tensors: Mapping[str, Tensor]) -> int:
-    """Rows up to which ``kernel`` finds what ``producer`` has written in its first ``done`` rows."""
+def _reach(
+    kernel: Rows,
+    stage: Stage,
+    access: Access,
+    producer: Rows,
+    source: Stage,
+    done: int,
+    tensors: Mapping[str, Tensor],
+) -> int:
+    """Rows up to which ``stage`` finds what ``source`` has written in the first ``done`` rows."""
     assert kernel.axis is not None and producer.axis is not None
-    dimension = _row_dimension(producer.stage, producer.axis, access.tensor)
+    dimension = _row_dimension(source, producer.axis, access.tensor)
     if dimension is None:
         return 0
     # The first row that is not written yet.
-    frontier = _lowest(producer, access.tensor, dimension, done)
+    frontier = _lowest(producer, source, access.tensor, dimension, done)
     index = access.indices[dimension]
     step = index.coefficient(kernel.axis)
     rest = index - Affine.axis(kernel.axis, step)
-    high = rest.bounds(kernel.stage.sizes)[1]
+    high = rest.bounds(stage.sizes)[1]
     last = tensors[access.tensor].shape[dimension] - 1
     if step <= 0:
         # Against the rows, or all of them at once.
-        return 0 if min(index.bounds(kernel.stage.sizes)[1], last) >= frontier else kernel.size
+        return 0 if min(index.bounds(stage.sizes)[1], last) >= frontier else kernel.size
     # Largest hi with step * (hi - 1) + high < frontier.
     return (frontier - 1 - high) // step + 1
 
 
-def _lowest(producer: Rows, tensor: str, dimension: int, done: int) -> int:
+def _lowest(producer: Rows, stage: Stage, tensor: str, dimension: int, done: int) -> int:
     """The lowest row that iterations from ``done`` on still write."""
     lowest = 1 << 60
-    stage = producer.stage
     assert producer.axis is not None
     for access in [stage.write] + ([stage.winner[0]] if stage.winner else []):
         if access.tensor != tensor:

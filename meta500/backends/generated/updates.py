@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from meta500.backends.generated.affine import indices
-from meta500.backends.generated.expressions import ONE, Access, Expr, Load, add, call, div, mul, sub
+from meta500.backends.generated.expressions import Access, Expr, Load, add, call, div, mul, sub
 from meta500.backends.generated.ir import INPUT, PARAMETER, REAL, SET, Axis, Program, Stage, Tensor
 
 Values = dict[str, Expr]
@@ -37,15 +37,16 @@ def _adam_step(v: Values) -> Expr:
 _MOMENTS: tuple[tuple[str, Callable[[Values], Expr]], ...] = (
     (
         "first_moment",
-        lambda v: add(mul(v["beta1"], v["first_moment"]), mul(sub(ONE, v["beta1"]), v["g"])),
+        lambda v: add(mul(v["beta1"], v["first_moment"]), mul(v["share1"], v["g"])),
     ),
     (
         "second_moment",
-        lambda v: add(mul(v["beta2"], v["second_moment"]), mul(sub(ONE, v["beta2"]), mul(v["g"], v["g"]))),
+        lambda v: add(mul(v["beta2"], v["second_moment"]), mul(v["share2"], mul(v["g"], v["g"]))),
     ),
 )
 
-# The bias corrections of Adam are folded into ``step`` = rate * sqrt(1 - beta2^t) / (1 - beta1^t) and
+# ``share1`` = 1 - beta1 and ``share2`` = 1 - beta2 come from the caller because float32 would lose five digits of
+# the latter. The bias corrections of Adam are folded into ``step`` = rate * sqrt(1 - beta2^t) / (1 - beta1^t) and
 # ``epsilon`` = epsilon * sqrt(1 - beta2^t), computed once per step by the caller.
 UPDATES: dict[str, Update] = {
     "sgd": Update((), ("rate",), (("x", lambda v: sub(v["x"], mul(v["rate"], v["g"]))),)),
@@ -59,12 +60,12 @@ UPDATES: dict[str, Update] = {
     ),
     "adam": Update(
         ("first_moment", "second_moment"),
-        ("step", "epsilon", "beta1", "beta2"),
+        ("step", "epsilon", "beta1", "beta2", "share1", "share2"),
         (*_MOMENTS, ("x", _adam_step)),
     ),
     "adamw": Update(
         ("first_moment", "second_moment"),
-        ("step", "epsilon", "beta1", "beta2", "decay"),
+        ("step", "epsilon", "beta1", "beta2", "share1", "share2", "decay"),
         (
             *_MOMENTS,
             # Decoupled weight decay (Loshchilov and Hutter, 2019); decay = rate * weight_decay.

@@ -336,6 +336,15 @@ def test_results_are_read_instead_of_computed_again() -> None:
     assert "exp" not in str(result.stages[-1]) and "y[" in str(result.stages[-1].value)
 
 
+def test_what_was_added_onto_is_computed_again() -> None:
+    """After y += 1 the tensor is no longer exp(u)."""
+    maker = Maker()
+    maker.give("u", 3)
+    maker.stage("y", (3,), ["i"], {"i": 3}, call("exp", at("u", "i")))
+    maker.stage("y", (3,), ["i"], {"i": 3}, ONE, combine=SUM, onto=True)
+    check(maker, "y", ["u"])
+
+
 def test_dead_stages_and_winners_go() -> None:
     maker, _ = maximum(winner=True)
     maker.stage("z", (2, 2), ["n", "i"], {"n": 2, "i": 2}, at("y", "n", "i"))

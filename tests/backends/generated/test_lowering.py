@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meta500.backends.generated.rule_table import rules
-from meta500.errors import UnsupportedOperation, UserError
+from meta500.errors import UserError
 
 seeds = st.integers(0, 2**16)
-NEWEST = 21
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -178,7 +177,9 @@ def test_gemm_does_not_read_c_without_beta(same) -> None:
 def test_softmax(same, op_type, axis) -> None:
     same(op_type, 13, [normal(2, 3, 4) * 5], axis=axis)
     same(op_type, 11, [normal(2, 3, 4) * 5], axis=axis)
-    same(op_type, 1, [normal(2, 3, 4) * 500], axis=abs(axis))
+    _, program = same(op_type, 1, [normal(2, 3, 4) * 500], axis=abs(axis))
+    # The maximum only keeps exp from overflowing; no gradient goes through it.
+    assert not any("ties" in stage.name for stage in program.stages)
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
@@ -341,61 +342,6 @@ def test_layer_and_rms_normalization(same, axis) -> None:
     same("LayerNormalization", 17, [x, scale, normal(4, seed=2)], axis=axis)
     same("LayerNormalization", 17, [x, scale], axis=axis, epsilon=0.1)
     same("RMSNormalization", 23, [x, normal(4, seed=1)], axis=axis)
-
-
-# -- refusals ------------------------------------------------------------------------------------------------
-
-REFUSED = [
-    ("Sin", 7, [normal(2)], {}, {}, "no lowering rule"),
-    ("MaxPool", 12, [normal(1, 1, 4)], {}, {"kernel_shape": [2], "n_outputs": 2}, "indices"),
-    ("Add", 14, [np.arange(3), np.arange(3)], {}, {}, "floating-point"),
-    ("Pow", 15, [normal(3)], {1: np.array(1.7)}, {}, "exponent 1.7"),
-    ("Pow", 15, [normal(3), normal(3)], {}, {}, "must be a constant"),
-    ("Reshape", 13, [normal(6, 35)], {1: np.array([35, 6])}, {}, "interleave"),
-    ("Reshape", 13, [normal(2, 3), np.array([3, 2])], {}, {}, "must be a constant"),
-    ("Gather", 13, [normal(40)], {1: np.random.default_rng(0).permutation(40)}, {}, "no regular order"),
-    ("Resize", 19, [normal(1, 1, 8)], {2: np.array([1, 1, 0.5], np.float32)}, {"mode": "linear", "antialias": 1}, "antialias"),
-    ("Dropout", 13, [normal(3)], {2: np.array(True)}, {"seed": 3}, "seed"),
-    ("Clip", 13, [normal(3)], {1: np.array(np.nan)}, {}, "NaN"),
-    ("ReduceSum", 13, [np.zeros((0, 3))], {}, {}, "no elements"),
-    ("Equal", 13, [np.zeros(3, np.uint8), np.zeros(3, np.uint8)], {}, {}, "uint8"),
-    ("BatchNormalization", 7, [normal(2, 3, 4), *(normal(3, 4),) * 4], {}, {"spatial": 0}, "spatial 0"),
-    ("Conv", 11, [normal(1, 1, 2, 2, 2, 2), normal(1, 1, 1, 1, 1, 1)], {}, {}, "spatial"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("op_type", "opset", "inputs", "constants", "attributes", "reason"), REFUSED)
-def test_what_is_not_generated_is_refused_by_node(
-    lowered, op_type, opset, inputs, constants, attributes, reason
-) -> None:
-    with pytest.raises(UnsupportedOperation, match=reason) as refusal:
-        lowered(op_type, opset, inputs, constants, **attributes)
-    assert refusal.value.node == "node" and refusal.value.op_type == op_type
-    assert refusal.value.backend == "generated"
-
-
-WRONG = [
-    ("Add", 14, [normal(3), normal(4)], {}, {}, "broadcast"),
-    ("MatMul", 13, [normal(3, 4), normal(3, 4)], {}, {}, "do not fit"),
-    ("Gemm", 13, [normal(3, 4), normal(3, 4)], {}, {}, "columns"),
-    ("Conv", 11, [normal(1, 2, 5), normal(3, 2, 3), normal(2)], {}, {}, "B has shape"),
-    ("Conv", 11, [normal(1, 3, 5), normal(3, 2, 3)], {}, {}, "channels"),
-    ("BatchNormalization", 15, [normal(2, 3), normal(1), *(normal(3),) * 3], {}, {}, "shape"),
-    ("Concat", 13, [normal(2, 3), normal(3, 2)], {}, {"axis": 0}, "differ|do not fit"),
-    ("Split", 13, [normal(5)], {1: np.array([2, 2])}, {"n_outputs": 2}, "add up"),
-    ("Slice", 13, [normal(5)], {1: np.array([0]), 2: np.array([3]), 3: np.array([0]), 4: np.array([0])}, {}, "step"),
-    ("Gather", 13, [normal(5)], {1: np.array([5])}, {}, "outside"),
-    ("Squeeze", 13, [normal(5)], {1: np.array([0])}, {}, "not all 1"),
-    ("Pad", 13, [normal(2)], {1: np.array([-3, 0])}, {}, "cut more"),
-    ("Softmax", 13, [normal(2, 2)], {}, {"axis": 3}, "axis"),
-    ("Dropout", 13, [normal(3)], {1: np.array(1.0), 2: np.array(True)}, {}, "ratio"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("op_type", "opset", "inputs", "constants", "attributes", "words"), WRONG)
-def test_wrong_shapes_and_attributes(lowered, op_type, opset, inputs, constants, attributes, words) -> None:
-    with pytest.raises(UserError, match=words):
-        lowered(op_type, opset, inputs, constants, **attributes)
 
 
 def test_every_rule_is_tested() -> None:

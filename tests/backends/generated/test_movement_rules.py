@@ -257,6 +257,8 @@ def test_resize_before_version_11_and_upsample(same) -> None:
         same("Resize", 10, [normal(1, 2, 4, 5)], {1: np.array([1, 1, 0.6, 2], np.float32)}, mode=mode)
         same("Upsample", 9, [normal(1, 2, 3, 2)], {1: np.array([1, 1, 2, 3], np.float32)}, mode=mode)
         same("Upsample", 7, [normal(1, 2, 3, 2)], mode=mode, scales=[1.0, 1.0, 2.0, 1.5])
+        first = "bilinear" if mode == "linear" else mode
+        same("Upsample", 1, [normal(1, 2, 3, 2)], mode=first, height_scale=2.0, width_scale=3.0)
 
 
 def test_resize_by_a_whole_factor_is_one_stage(lowered) -> None:

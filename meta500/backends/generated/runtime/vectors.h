@@ -133,6 +133,13 @@ META500_INLINE void store(Lane<V> *to, V v) {
     }
 }
 
+/* Doubles to memory as floats, at any address that suits a float. */
+template <class V>
+META500_INLINE void store_narrow(float *to, V v) {
+    typedef float narrow __attribute__((vector_size(Traits<V>::lanes * sizeof(float)), aligned(sizeof(float)), may_alias));
+    *reinterpret_cast<narrow *>(to) = __builtin_convertvector(v, narrow);
+}
+
 namespace detail {
 
 /* n numbers, n < 2 step, in blocks of `step`, step / 2, ..., 1: faster than a call of memcpy. */
@@ -223,6 +230,13 @@ template <int step>
 struct Second {
     static constexpr int at(int i, int lanes) { return i & step ? i + lanes : i + step; }
 };
+/* Every lane one place up, below them the first lane of b; one place down, above them that lane. */
+struct Up {
+    static constexpr int at(int i, int lanes) { return i == 0 ? lanes : i - 1; }
+};
+struct Down {
+    static constexpr int at(int i, int) { return i + 1; }
+};
 template <int step>
 struct Partner {
     static constexpr int at(int i, int) { return i ^ step; }
@@ -255,6 +269,18 @@ META500_INLINE V interleave_low(V a, V b) {
 template <class V>
 META500_INLINE V interleave_high(V a, V b) {
     return shuffle<detail::High>(a, b);
+}
+
+/* first, v[0], v[1], ...: the last lane goes. */
+template <class V>
+META500_INLINE V shifted_up(V v, Lane<V> first) {
+    return shuffle<detail::Up>(v, broadcast<V>(first));
+}
+
+/* v[1], v[2], ..., last: the first lane goes. */
+template <class V>
+META500_INLINE V shifted_down(V v, Lane<V> last) {
+    return shuffle<detail::Down>(v, broadcast<V>(last));
 }
 
 namespace detail {

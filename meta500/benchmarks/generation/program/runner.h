@@ -26,6 +26,12 @@ inline double setting(const std::string &name, long step) {
     if (name == "beta2") {
         return config.beta2;
     }
+    if (name == "share1") {
+        return 1 - config.beta1;
+    }
+    if (name == "share2") {
+        return 1 - config.beta2;
+    }
     if (name == "decay") {
         return config.learning_rate * config.weight_decay;
     }
@@ -34,7 +40,10 @@ inline double setting(const std::string &name, long step) {
     if (name == "epsilon") {
         return config.epsilon * correction;
     }
-    return config.learning_rate * correction / (1 - std::pow(config.beta1, t));
+    if (name == "step") {
+        return config.learning_rate * correction / (1 - std::pow(config.beta1, t));
+    }
+    fail("the optimizer's '" + name + "' is not known");
 }
 
 class Runner {

@@ -1,0 +1,371 @@
+"""Prints Winograd's forms of convolutions as C++ functions on vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+
+from meta500.backends.generated.affine import Affine
+from meta500.backends.generated.contraction import shifted
+from meta500.backends.generated.cpp_contraction import VectorPrinter
+from meta500.backends.generated.cpp_expressions import index
+from meta500.backends.generated.cpp_nest import Lines
+from meta500.backends.generated.expressions import Load
+from meta500.backends.generated.layout import Place
+from meta500.backends.generated.winograd import Matrix, Transforms, Winograd, window
+
+# Pointers that the function gets beside those of the tensors.
+SCRATCH, TRANSFORMED = "scratch", "transformed"
+
+
+def winograd_body(plan: Winograd, places: Mapping[str, Place], names: Mapping[str, str]) -> list[str]:
+    """The body of the function: ``lo`` and ``hi`` bound the rows, both multiples of the granule.
+
+    Beside the tensors it has the arguments ``transformed``, the weights as :func:`prepare_body` leaves them, and
+    ``scratch``.
+    """
+    out = Lines()
+    out.depth = 1
+    printer = VectorPrinter(places, names, plan.direct.vector[0].name)
+    out.add(f"using vec = meta500::Vector<real, {plan.side}>;")
+    if plan.groups > 1:
+        out.add(f"using wide = meta500::Vector<real, {plan.lanes}>;")
+    for axis in plan.direct.outer:
+        out.open(f"for (long {axis.name} = 0; {axis.name} < {axis.size}; ++{axis.name})")
+    rows = plan.split.name
+    out.open(f"for (long {rows}_tile = lo; {rows}_tile < hi; {rows}_tile += {plan.granule})")
+    if plan.across is None:
+        _single(out, plan, printer)
+    else:
+        _double(out, plan, plan.across, printer)
+    out.close(1 + len(plan.direct.outer))
+    return out.lines
+
+
+def _loop(out: Lines, name: str, size: int, step: int = 1) -> None:
+    advance = f"++{name}" if step == 1 else f"{name} += {step}"
+    out.open(f"for (long {name} = 0; {name} < {size}; {advance})")
+
+
+def _image(plan: Winograd, printer: VectorPrinter, column: str) -> tuple[Affine, int]:
+    """Where the window of the tile at (row ``*_tile``, ``column``) begins, and the step from row to row."""
+    access = plan.direct.first.access
+    address = printer.places[access.tensor].address(access)
+    begin, _ = window(plan, printer.places)
+    rows, vector = plan.split.name, plan.direct.vector[0].name
+    tile = {rows: Affine.axis(f"{rows}_tile"), vector: Affine.axis(column)}
+    return shifted(address, begin).substitute(tile), address.coefficient(rows)
+
+
+def _single(out: Lines, plan: Winograd, printer: VectorPrinter) -> None:
+    """Along rows only: planes of transformed rows, which the taps across read at three places."""
+    lanes, block, points = plan.lanes, plan.block, plan.down.products
+    vector, summed, results = plan.direct.vector[0], plan.summed, plan.results
+    j, k = vector.name, results.name
+    out.add(
+        "// The rows of the image at the points; their first and last vectors overlap with their neighbours."
+    )
+    _loop(out, summed.name, summed.size)
+    _loop(out, "part", vector.size // lanes + 2)
+    out.add(
+        f"const long {j} = part == 0 ? 0 : meta500::sooner(1 + (part - 1) * {lanes}, {vector.size + 2 - lanes});"
+    )
+    start, step = _image(plan, printer, j)
+    out.add(f"const real* const from = {printer.names[plan.direct.first.access.tensor]} + {index(start)};")
+    out.add(f"real* const to = {SCRATCH} + {lanes - 1} + {summed.name} * {plan.pitch} + {j};")
+    for row in range(points):
+        out.add(f"const vec image{row} = meta500::load<vec>(from + {row * step});")
+    given = [f"image{row}" for row in range(points)]
+    for point, text in _by_rows(out, plan.down.data, given, "half", _real):
+        out.add(f"meta500::store<vec>(to + {point * plan.plane}, {text});")
+    out.close(2)
+    _loop(out, f"{k}_block", results.size, block)
+    _loop(out, j, vector.size, lanes)
+    out.add(f"const real* at = {SCRATCH} + {lanes - 1} + {j};")
+    out.add(f"const real* weight = {TRANSFORMED} + {k}_block * {summed.size * plan.filter_size};")
+    for point in range(points):
+        out.add("vec " + ", ".join(f"sum{point}_{b} = {{}}" for b in range(block)) + ";")
+    advance = f"at += {plan.pitch}, weight += {plan.filter_size * block}"
+    name = summed.name
+    out.open(f"for (long {name} = 0; {name} < {summed.size}; ++{name}, {advance})")
+    for point in range(points):
+        for tap in range(3):
+            out.add(f"vec image{point}_{tap} = meta500::load<vec>(at + {point * plan.plane + tap});")
+            out.add(f"META500_KEEP(image{point}_{tap});")
+            for b in range(block):
+                factor = f"weight[{(point * 3 + tap) * block + b}]"
+                out.add(f"sum{point}_{b} += {factor} * image{point}_{tap};")
+    out.close()
+    for b in range(block):
+        out.open("")
+        out.add(f"const long {k} = {k}_block + {b};")
+        given = [f"sum{point}_{b}" for point in range(points)]
+        for row, text in _by_columns(out, plan.down.result, given, "pair", _real):
+            out.open("")
+            out.add(f"const long {plan.split.name} = {plan.split.name}_tile + {row};")
+            _finished(out, plan, printer, text, 0)
+            out.close()
+        out.close()
+    out.close(2)
+
+
+def _double(out: Lines, plan: Winograd, across: Transforms, printer: VectorPrinter) -> None:
+    """In both directions: planes of transformed tiles, a plane for every point across."""
+    wide = "wide" if plan.groups > 1 else "vec"
+    lanes, side, block, groups = plan.lanes, plan.side, plan.block, plan.groups
+    points, lines = plan.down.products, across.products
+    vector, summed, results = plan.direct.vector[0], plan.summed, plan.results
+    j, k, rows = vector.name, results.name, plan.split.name
+    width, stretch = vector.size, plan.stretch
+    _loop(out, f"{j}_stretch", width, stretch)
+    out.add("// The tiles of the image at the points: B^T x B.")
+    _loop(out, summed.name, summed.size)
+    _along(out, plan)
+    if groups > 1:
+        _loop(out, "group", groups)
+    start, step = _image(plan, printer, j)
+    # The rows of the window but for its first column.
+    start = start + 1 + (Affine.axis("group", plan.down.outputs * step) if groups > 1 else 0)
+    out.add(f"const real* from = {printer.names[plan.direct.first.access.tensor]} + {index(start)};")
+    place = f"{SCRATCH} + ({j} - {j}_stretch) / {plan.columns} * {lines * plan.plane} + {summed.name} * {plan.pitch}"
+    place += f" + group * {side}" if groups > 1 else ""
+    out.add(f"real* to = {place};")
+    out.add(f"vec window[{lines}][{points}];")
+    out.open(f"for (long row = 0; row < {points}; ++row, from += {step})")
+    given = _phases(out, across.outputs, side)
+    for line, text in _by_rows(out, across.data, given, "half", _real):
+        out.add(f"window[{line}][row] = {text};")
+    out.close()
+    out.open(f"for (long line = 0; line < {lines}; ++line, to += {plan.plane})")
+    given = [f"window[line][{row}]" for row in range(points)]
+    for point, text in _by_rows(out, plan.down.data, given, "half", _real):
+        out.add(f"meta500::store<vec>(to + {point * lanes}, {text});")
+    out.close(3 + (groups > 1))
+    _loop(out, f"{k}_block", results.size, block)
+    _along(out, plan)
+    out.add(f"alignas(64) real sums[{lines}][{block}][{plan.down.outputs}][{lanes}];")
+    _loop(out, "line", lines)
+    out.add(f"const real* at = {SCRATCH} + (({j} - {j}_stretch) / {plan.columns} * {lines} + line) * {plan.plane};")
+    size = summed.size * points
+    out.add(f"const real* weight = {TRANSFORMED} + ({k}_block * {lines} + line * {block}) * {size};")
+    for point in range(points):
+        out.add(f"{wide} " + ", ".join(f"sum{point}_{b} = {{}}" for b in range(block)) + ";")
+    name = summed.name
+    advance = f"at += {plan.pitch}, weight += {points * block}"
+    out.open(f"for (long {name} = 0; {name} < {summed.size}; ++{name}, {advance})")
+    for point in range(points):
+        out.add(f"{wide} image{point} = meta500::load<{wide}>(at + {point * lanes});")
+        out.add(f"META500_KEEP(image{point});")
+        for b in range(block):
+            out.add(f"sum{point}_{b} += weight[{point * block + b}] * image{point};")
+    out.close()
+    for b in range(block):
+        out.open("")
+        given = [f"sum{point}_{b}" for point in range(points)]
+        for row, text in _by_columns(out, plan.down.result, given, "pair", _real, wide):
+            out.add(f"meta500::store<{wide}>(sums[line][{b}][{row}], {text});")
+        out.close()
+    out.close()
+    out.open(f"for (long {k} = {k}_block; {k} < {k}_block + {block}; ++{k})")
+    _loop(out, "row", plan.down.outputs)
+    if groups > 1:
+        _loop(out, "group", groups)
+    shift = f" + group * {plan.down.outputs}" if groups > 1 else ""
+    out.add(f"const long {rows} = {rows}_tile + row{shift};")
+    offset = f" + group * {side}" if groups > 1 else ""
+    for line in range(lines):
+        out.add(f"const vec total{line} = meta500::load<vec>(sums[{line}][{k} - {k}_block][row]{offset});")
+    given = [f"total{line}" for line in range(lines)]
+    for column, text in _by_columns(out, across.result, given, "pair", _real):
+        out.add(f"const vec column{column} = {text};")
+    for part, text in enumerate(_woven(out, [f"column{c}" for c in range(across.outputs)])):
+        _finished(out, plan, printer, text, part * side)
+    out.close(5 + (groups > 1))
+
+
+def _along(out: Lines, plan: Winograd) -> None:
+    """The loop over the vectors of tiles of a stretch."""
+    j = plan.direct.vector[0].name
+    out.open(f"for (long {j} = {j}_stretch; {j} < {j}_stretch + {plan.stretch}; {j} += {plan.columns})")
+
+
+def _phases(out: Lines, outputs: int, lanes: int) -> list[str]:
+    """The columns of the windows of neighbouring tiles, ``outputs`` apart, as names of vectors.
+
+    ``from`` points to the second column of the first window.
+    """
+    names = [f"next{part}" for part in range(outputs)]
+    for part, name in enumerate(names):
+        out.add(f"const vec {name} = meta500::load<vec>(from + {part * lanes});")
+    # Halved again and again: every second element of pairs of vectors, first all even ones, then all odd ones.
+    step = 1
+    while step < outputs:
+        pairs = list(zip(names[::2], names[1::2], strict=True))
+        names = []
+        for kind in ("even", "odd"):
+            for one, two in pairs:
+                names.append(f"every{2 * step}_{len(names)}")
+                out.add(f"const vec {names[-1]} = meta500::{kind}({one}, {two});")
+        step *= 2
+    out.add(f"const vec before = meta500::shifted_up({names[-1]}, from[-1]);")
+    out.add(f"const vec after = meta500::shifted_down({names[0]}, from[{outputs * lanes}]);")
+    return ["before", *names, "after"]
+
+
+def _woven(out: Lines, columns: Sequence[str]) -> list[str]:
+    """Vectors of every column of neighbouring tiles as vectors of neighbouring elements."""
+    count = len(columns)
+    if count == 1:
+        return list(columns)
+    found: list[str] = []
+    for even, odd in zip(_woven(out, columns[::2]), _woven(out, columns[1::2]), strict=True):
+        for kind in ("low", "high"):
+            name = f"{columns[0]}_of{count}_{len(found)}"
+            out.add(f"const vec {name} = meta500::interleave_{kind}({even}, {odd});")
+            found.append(name)
+    return found
+
+
+def _finished(out: Lines, plan: Winograd, printer: VectorPrinter, text: str, shift: int) -> None:
+    """What becomes of a vector of sums: beginning, finish, store."""
+    stage = plan.stage
+    beginning = Load(stage.write) if stage.onto else stage.initial
+    if beginning is not None:
+        text = f"{text} + {printer.vector_value(beginning, '', {}, shift)}"
+    if stage.finish is not None:
+        out.add(f"const vec result{shift} = {text};")
+        text = printer.vector_value(stage.finish, f"result{shift}", {}, shift)
+    place = printer.places[stage.write.tensor].address(stage.write) + shift
+    out.add(f"meta500::store<vec>({printer.names[stage.write.tensor]} + {index(place)}, {text});")
+
+
+def prepare_body(plan: Winograd, places: Mapping[str, Place], names: Mapping[str, str]) -> list[str]:
+    """The body of the function that transforms the weights, for results ``lo`` to ``hi`` (multiples of the block).
+
+    G g, or G g G^T, in double precision; they lie in the order in which the products use them.
+    """
+    out = Lines()
+    out.depth = 1
+    access = plan.direct.second.access
+    address = places[access.tensor].address(access)
+    begin, downwards = window(plan, places)
+    down = next(name for name, rows in downwards.items() if rows)
+    across = next(name for name, rows in downwards.items() if not rows)
+    k, c, block, points = plan.results.name, plan.summed.name, plan.block, plan.down.products
+    out.add(f"using vec = meta500::Vector<double, {block}>;")
+    out.open(f"for (long {k} = lo; {k} < hi; {k} += {block})")
+    _loop(out, c, plan.summed.size)
+    out.add(f"const real* const filter = {names[access.tensor]} + {index(shifted(address, begin))};")
+    whole = plan.summed.size * plan.filter_size
+    inner = (plan.filter_size if plan.across is None else points) * block
+    out.add(f"real* const to = {TRANSFORMED} + {k} * {whole} + {c} * {inner};")
+    step = address.coefficient(k)
+    for row in range(3):
+        for column in range(3):
+            # Taps that run against the window are taken from its other end.
+            offset = address.coefficient(down) * (-row if begin[down] else row)
+            offset += address.coefficient(across) * (-column if begin[across] else column)
+            lanes = ", ".join(f"filter[{offset + lane * step}]" for lane in range(block))
+            out.add(f"const vec tap{row}_{column} = {{{lanes}}};")
+    for column in range(3):
+        given = [f"tap{row}_{column}" for row in range(3)]
+        for point, text in _by_rows(out, plan.down.kernel, given, f"half{column}_", _double_number):
+            if plan.across is None:
+                out.add(f"meta500::store_narrow(to + {(point * 3 + column) * block}, {text});")
+            else:
+                out.add(f"const vec part{point}_{column} = {text};")
+    if plan.across is not None:
+        plane = block * points * plan.summed.size
+        for point in range(points):
+            given = [f"part{point}_{column}" for column in range(3)]
+            for line, text in _by_rows(out, plan.across.kernel, given, f"across{point}_", _double_number):
+                out.add(f"meta500::store_narrow(to + {line * plane + point * block}, {text});")
+    out.close(2)
+    return out.lines
+
+
+def _real(value: Fraction) -> str:
+    return f"real({float(value)!r})"
+
+
+def _double_number(value: Fraction) -> str:
+    return repr(float(value))
+
+
+Terms = Sequence[tuple[Fraction, str]]
+Number = Callable[[Fraction], str]
+
+
+def _sum(terms: Terms, number: Number) -> str:
+    """factor * name + ... as text, those with a positive factor first."""
+    text = ""
+    for factor, name in sorted((t for t in terms if t[0]), key=lambda t: t[0] < 0):
+        sign = "-" if factor < 0 else "+" if text else ""
+        product = name if abs(factor) == 1 else f"{number(abs(factor))} * {name}"
+        text += f" {sign} {product}" if text else f"{sign}{product}"
+    return text
+
+
+def _by_rows(
+    out: Lines, matrix: Matrix, given: Sequence[str], prefix: str, number: Number
+) -> list[tuple[int, str]]:
+    """A matrix times a vector of names as (row, expression).
+
+    The rows of a point and of its negative have entries that are equal or opposite: these two halves of the sums
+    are computed once, under names that begin with ``prefix``.
+    """
+    found: list[tuple[int, str]] = []
+    row = 0
+    while row < len(matrix):
+        one = list(zip(matrix[row], given, strict=True))
+        two = matrix[row + 1] if row + 1 < len(matrix) else [Fraction(1)] * len(one)
+        same = [t for t, b in zip(one, two, strict=True) if t[0] and t[0] == b]
+        other = [t for t, b in zip(one, two, strict=True) if t[0] and t[0] == -b]
+        alike = all(abs(a) == abs(b) for (a, _), b in zip(one, two, strict=True))
+        if not same or not other or not alike:
+            found.append((row, _sum(one, number)))
+            row += 1
+            continue
+        halves = []
+        for kind, terms in (("same", same), ("other", other)):
+            scale, name = terms[-1]
+            if len(terms) > 1:
+                name = f"{prefix}{row}_{kind}"
+                out.add(f"const vec {name} = {_sum([(a / scale, n) for a, n in terms], number)};")
+            halves.append((scale, name))
+        first, second = halves
+        found.append((row, _sum([first, second], number)))
+        found.append((row + 1, _sum([first, (-second[0], second[1])], number)))
+        row += 2
+    return found
+
+
+def _by_columns(
+    out: Lines, matrix: Matrix, given: Sequence[str], prefix: str, number: Number, vector: str = "vec"
+) -> list[tuple[int, str]]:
+    """A matrix times a vector of names as (row, expression).
+
+    The columns of a point and of its negative have entries that are equal or opposite: sums and differences of the
+    two names are computed once.
+    """
+    rows: list[list[tuple[Fraction, str]]] = [[] for _ in matrix]
+    columns = list(zip(*matrix, strict=True))
+    position = 0
+    while position < len(columns):
+        one = columns[position]
+        two = columns[position + 1] if position + 1 < len(columns) else ()
+        alike = bool(two) and all(abs(a) == abs(b) for a, b in zip(one, two, strict=True))
+        if not alike:
+            for row, a in enumerate(one):
+                rows[row].append((a, given[position]))
+            position += 1
+            continue
+        names = {}
+        for sign, kind in ((1, "sum"), (-1, "difference")):
+            names[sign] = f"{prefix}_{kind}{position}"
+            text = f"{given[position]} {'+' if sign > 0 else '-'} {given[position + 1]}"
+            out.add(f"const {vector} {names[sign]} = {text};")
+        for row, (a, b) in enumerate(zip(one, two, strict=True)):
+            rows[row].append((a, names[1 if a == b else -1]))
+        position += 2
+    return [(row, _sum(terms, number)) for row, terms in enumerate(rows)]

@@ -1,0 +1,332 @@
+"""Prints Winograd's form of the gradient of weights as C++ functions on vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+
+from meta500.backends.generated.affine import Affine
+from meta500.backends.generated.cpp_expressions import Printer, index, number
+from meta500.backends.generated.cpp_nest import Lines, merge_end
+from meta500.backends.generated.ir import Axis, Stage
+from meta500.backends.generated.layout import Place
+from meta500.backends.generated.toom_cook import Matrix
+from meta500.backends.generated.winograd_gradient import ROWS, WinogradGradient
+
+
+def gradient_body(plan: WinogradGradient, places: Mapping[str, Place], names: Mapping[str, str]) -> list[str]:
+    """The body of the function: ``lo`` and ``hi`` bound the rows, both multiples of the granule.
+
+    Beside the tensors it has the argument ``scratch``.
+    """
+    out = Lines()
+    out.depth = 1
+    out.add(f"using vec = meta500::Vector<real, {plan.lanes}>;")
+    out.add(f"real* const held_planes = scratch;")
+    out.add(f"real* const moving_planes = scratch + {plan.planes * plan.held_plane};")
+    for axis in plan.direct.inner:
+        _loop(out, axis.name, axis.size)
+    out.open(f"for (long band = lo; band < hi; band += {plan.band})")
+    out.add(f"const long tiles = (meta500::sooner(band + {plan.band}, hi) - band) / {ROWS};")
+    printer = Printer(places, names)
+    _moving(out, plan, printer)
+    _held(out, plan, printer)
+    _sums(out, plan, names[plan.stage.write.tensor])
+    out.close(1 + len(plan.direct.inner))
+    return out.lines
+
+
+def _loop(out: Lines, name: str, size: int | str, step: int = 1) -> None:
+    advance = f"++{name}" if step == 1 else f"{name} += {step}"
+    out.open(f"for (long {name} = 0; {name} < {size}; {advance})")
+
+
+def _tile(out: Lines, plan: WinogradGradient, printer: Printer, held: bool, column: str) -> int:
+    """Pointer ``from`` to the first row of a tile; returns the elements between rows."""
+    access = (plan.direct.first if held else plan.direct.second).access
+    address = printer.places[access.tensor].address(access)
+    rows, vector = plan.split.name, plan.direct.vector[0].name
+    at = address.substitute(
+        {
+            rows: Affine.of({"band": 1, "tile": ROWS}),
+            vector: Affine.axis(column),
+            plan.row_tap.name: Affine(),
+            plan.column_tap.name: Affine(),
+        }
+    )
+    out.add(f"const real* const from = {printer.names[access.tensor]} + {index(at)};")
+    return address.coefficient(rows)
+
+
+def _store(out: Lines, plane: int) -> Callable[[int, str], None]:
+    return lambda number, text: out.add(f"meta500::store<vec>(to + {number * plane}, {text});")
+
+
+def _moving(out: Lines, plan: WinogradGradient, printer: Printer) -> None:
+    axis, lanes, plane = plan.moving, plan.lanes, plan.moving_plane
+    down, across = plan.down, plan.across
+    count = down.products
+    out.add("// The moving factor at the points.")
+    _loop(out, "tile", "tiles")
+    _loop(out, axis.name, axis.size)
+    to = f"real* const to = moving_planes + ({axis.name} * {plan.tiles} + tile) * {plan.moving_row}"
+    if across is None:
+        # The last vector overlaps with the one before it: the taps reach two columns beyond the tile.
+        width = plan.direct.vector[0].size
+        _loop(out, "part", plan.columns + 1)
+        out.add(f"const long column = meta500::sooner(part * {lanes}, {width + 2 - lanes});")
+        step = _tile(out, plan, printer, False, "column")
+        out.add(f"{to} + column;")
+        for row in range(count):
+            out.add(f"const vec row{row} = meta500::load<vec>(from + {row * step});")
+        linear(out, down.moving, [f"row{row}" for row in range(count)], _store(out, plane))
+    else:
+        _loop(out, "part", plan.columns)
+        out.add(f"const long column = part * {2 * lanes};")
+        step = _tile(out, plan, printer, False, "column")
+        out.add(f"{to} + part * {lanes};")
+        for row in range(count):
+            low, high = f"left{row}", f"right{row}"
+            for name, shift in ((low, 0), (high, 2)):
+                first, second = f"from + {row * step + shift}", f"from + {row * step + shift + lanes}"
+                out.add(
+                    f"const vec {name}_low = meta500::load<vec>({first}), "
+                    f"{name}_high = meta500::load<vec>({second});"
+                )
+            given = []
+            for name in (low, high):
+                for part in ("even", "odd"):
+                    given.append(f"{name}_{part}")
+                    out.add(f"const vec {name}_{part} = meta500::{part}({name}_low, {name}_high);")
+            linear(
+                out,
+                across.moving,
+                given,
+                lambda h, text, row=row: out.add(f"const vec point{h}_{row} = {text};"),
+            )
+        for h in range(across.products):
+            given = [f"point{h}_{row}" for row in range(count)]
+            linear(out, down.moving, given, lambda n, text, h=h: _store(out, plane)(h * count + n, text))
+    out.close(3)
+
+
+def _held(out: Lines, plan: WinogradGradient, printer: Printer) -> None:
+    axis, lanes, plane = plan.held, plan.lanes, plan.held_plane
+    down, across = plan.down, plan.across
+    count = down.products
+    out.add("// The held factor at the points.")
+    _loop(out, axis.name, axis.size)
+    if plan.companion is not None:
+        out.add("vec total = {};")
+    _loop(out, "tile", "tiles")
+    _loop(out, "part", plan.columns)
+    out.add(f"const long column = part * {lanes * (2 if across else 1)};")
+    step = _tile(out, plan, printer, True, "column")
+    out.add(
+        f"real* const to = held_planes + ({axis.name} * {plan.tiles} + tile) * {plan.held_row} + part * {lanes};"
+    )
+    summands = []
+    for row in range(ROWS):
+        if across is None:
+            out.add(f"const vec row{row} = meta500::load<vec>(from + {row * step});")
+            summands.append(f"row{row}")
+            continue
+        first, second = f"from + {row * step}", f"from + {row * step + lanes}"
+        out.add(
+            f"const vec row{row}_low = meta500::load<vec>({first}), row{row}_high = meta500::load<vec>({second});"
+        )
+        summands += [f"row{row}_low", f"row{row}_high"]
+        for part in ("even", "odd"):
+            out.add(f"const vec row{row}_{part} = meta500::{part}(row{row}_low, row{row}_high);")
+        given = [f"row{row}_even", f"row{row}_odd"]
+        linear(
+            out, across.held, given, lambda h, text, row=row: out.add(f"const vec point{h}_{row} = {text};")
+        )
+    if plan.companion is not None:
+        out.add(f"total += {_balanced(summands)};")
+    for h in range(across.products if across else 1):
+        given = [f"point{h}_{row}" if across else f"row{row}" for row in range(ROWS)]
+        linear(out, down.held, given, lambda n, text, h=h: _store(out, plane)(h * count + n, text))
+    out.close(2)
+    if plan.companion is not None:
+        write = plan.companion.stage.write
+        at = printer.places[write.tensor].address(write)
+        out.add(f"{printer.names[write.tensor]}[{index(at)}] += meta500::sum(total);")
+    out.close()
+
+
+def _balanced(terms: Sequence[str]) -> str:
+    if len(terms) == 1:
+        return terms[0]
+    half = len(terms) // 2
+    return f"({_balanced(terms[:half])} + {_balanced(terms[half:])})"
+
+
+def _sums(out: Lines, plan: WinogradGradient, target: str) -> None:
+    """Sums of products, plane by plane, onto those of earlier bands."""
+    lanes, (held, moving) = plan.lanes, plan.block
+    held_channel, moving_channel = plan.tiles * plan.held_row, plan.tiles * plan.moving_row
+    out.add("// Sums of the products.")
+    out.add(f"real* to = {target};")
+    _loop(out, "plane", plan.planes)
+    _loop(out, plan.held.name, plan.held.size, held)
+    out.open(
+        f"for (long {plan.moving.name} = 0; {plan.moving.name} < {plan.moving.size}; "
+        f"{plan.moving.name} += {moving}, to += {plan.pitch})"
+    )
+    out.add(
+        f"const real* held_at = held_planes + plane * {plan.held_plane} + {plan.held.name} * {held_channel};"
+    )
+    out.add(
+        f"const real* moving_at = moving_planes + plane * {plan.moving_plane} + "
+        f"{plan.moving.name} * {moving_channel};"
+    )
+    order = [(k, c, q) for k in range(held) for c in range(moving) for q in range(plan.taps)]
+    for k in range(held):
+        names = [f"sum{a}_{c}_{q} = {{}}" for a, c, q in order if a == k]
+        out.add(f"vec {', '.join(names)};")
+    if plan.taps == 1:
+        advance = f"held_at += {lanes}, moving_at += {lanes}"
+        out.open(f"for (long at = 0; at < tiles * {plan.columns}; ++at, {advance})")
+    else:
+        out.open(f"for (long tile = 0; tile < tiles; ++tile, moving_at += {lanes})")
+        out.open(
+            f"for (long part = 0; part < {plan.columns}; ++part, held_at += {lanes}, moving_at += {lanes})"
+        )
+    for k in range(held):
+        out.add(f"vec held{k} = meta500::load<vec>(held_at + {k * held_channel});")
+        out.add(f"META500_KEEP(held{k});")
+    for c in range(moving):
+        for q in range(plan.taps):
+            name = f"moving{c}_{q}"
+            out.add(f"vec {name} = meta500::load<vec>(moving_at + {c * moving_channel + q});")
+            out.add(f"META500_KEEP({name});")
+            for k in range(held):
+                out.add(f"sum{k}_{c}_{q} += held{k} * {name};")
+    out.close(1 if plan.taps == 1 else 2)
+    names = [f"sum{k}_{c}_{q}" for k, c, q in order]
+    for begin in range(0, len(names), lanes):
+        text = f"meta500::sums({', '.join(names[begin : begin + lanes])})"
+        out.add(f"meta500::store<vec>(to + {begin}, meta500::load<vec>(to + {begin}) + {text});")
+    out.close(3)
+
+
+def gradient_merge_body(
+    plan: WinogradGradient, stage: Stage, places: Mapping[str, Place], names: Mapping[str, str], split: Axis
+) -> list[str]:
+    """The body of the function that adds up the private copies and goes from sums of products to taps.
+
+    ``part`` points to the first copy, ``pitch`` elements lie between copies, ``copies`` is their number. ``lo``
+    and ``hi`` bound the axis ``split``; blocks that begin in the range belong to it.
+    """
+    out = Lines()
+    out.depth = 1
+    out.add(f"using vec = meta500::Vector<real, {plan.lanes}>;")
+    for axis, block in zip((plan.held, plan.moving), plan.block, strict=True):
+        low, high = (
+            (f"(lo + {block - 1}) / {block} * {block}", "hi") if axis == split else ("0", f"{axis.size}")
+        )
+        out.open(
+            f"for (long {axis.name}_block = {low}; {axis.name}_block < {high}; {axis.name}_block += {block})"
+        )
+    held, moving = plan.held.name, plan.moving.name
+    blocks = f"{held}_block / {plan.block[0]} * {plan.moving.size // plan.block[1]}"
+    out.add(f"const real* from = part + ({blocks} + {moving}_block / {plan.block[1]}) * {plan.pitch};")
+    groups, count = plan.pitch // plan.lanes, plan.down.products
+    out.add(f"alignas(64) real weights[{3 * (3 if plan.across else 1)}][{plan.pitch}];")
+    _loop(out, "at", plan.pitch, plan.lanes)
+    out.add(f"vec sums[{plan.planes}] = {{}};")
+    _loop(out, "plane", plan.planes)
+    plane = plan.copy // plan.planes
+    out.open("for (int copy = 0; copy < copies; ++copy)")
+    out.add(f"sums[plane] += meta500::load<vec>(from + copy * pitch + plane * {plane} + at);")
+    out.close(2)
+    if plan.across is None:
+        given = [f"sums[{n}]" for n in range(count)]
+        linear(
+            out,
+            plan.down.result,
+            given,
+            lambda r, text: out.add(f"meta500::store<vec>(weights[{r}] + at, {text});"),
+        )
+    else:
+        for h in range(plan.across.products):
+            given = [f"sums[{h * count + n}]" for n in range(count)]
+            linear(
+                out, plan.down.result, given, lambda r, text, h=h: out.add(f"const vec row{r}_{h} = {text};")
+            )
+        for r in range(3):
+            given = [f"row{r}_{h}" for h in range(plan.across.products)]
+            linear(
+                out,
+                plan.across.result,
+                given,
+                lambda q, text, r=r: out.add(f"meta500::store<vec>(weights[{r * 3 + q}] + at, {text});"),
+            )
+    out.close()
+    printer = Printer(places, names)
+    for axis, block in zip((plan.held, plan.moving), plan.block, strict=True):
+        out.open(
+            f"for (long {axis.name} = {axis.name}_block; {axis.name} < {axis.name}_block + {block}; ++{axis.name})"
+        )
+    _loop(out, plan.row_tap.name, 3)
+    _loop(out, plan.column_tap.name, 3)
+    number_in_block = f"({held} - {held}_block) * {plan.block[1]} + {moving} - {moving}_block"
+    r, q = plan.row_tap.name, plan.column_tap.name
+    if plan.across is None:
+        out.add(f"real total = weights[{r}][({number_in_block}) * 3 + {q}];")
+    else:
+        out.add(f"real total = weights[{r} * 3 + {q}][{number_in_block}];")
+    merge_end(out, stage, printer)
+    out.close(6)
+    return out.lines
+
+
+def linear(out: Lines, matrix: Matrix, given: Sequence[str], use: Callable[[int, str], None]) -> None:
+    """A matrix by vectors of C++: rows that differ by signs only share their even and odd parts.
+
+    Args:
+        out: where lines go.
+        matrix: exact.
+        given: names of the vectors.
+        use: prints what becomes of a row, from its number and expression.
+    """
+    row = 0
+    while row < len(matrix):
+        pair = matrix[row : row + 2]
+        if len(pair) == 2 and _mirrored(*pair):
+            same = [v if v == w else Fraction(0) for v, w in zip(*pair, strict=True)]
+            other = [v if v != w else Fraction(0) for v, w in zip(*pair, strict=True)]
+            factor = [v for v in other if v][-1]
+            name = f"{given[0]}".replace("[", "_").replace("]", "")
+            even, odd = f"even{row}_{name}", f"odd{row}_{name}"
+            out.add(
+                f"const vec {even} = {_combination(same, given)}, "
+                f"{odd} = {_combination([v / factor for v in other], given)};"
+            )
+            times = "" if factor == 1 else f"{number(float(factor))} * "
+            use(row, f"{even} + {times}{odd}")
+            use(row + 1, f"{even} - {times}{odd}")
+            row += 2
+        else:
+            use(row, _combination(matrix[row], given))
+            row += 1
+
+
+def _mirrored(one: Sequence[Fraction], other: Sequence[Fraction]) -> bool:
+    """Whether two rows have the same numbers up to signs, some with the same sign and some not."""
+    pairs = [(v, w) for v, w in zip(one, other, strict=True) if v or w]
+    return all(abs(v) == abs(w) for v, w in pairs) and len({v == w for v, w in pairs}) == 2
+
+
+def _combination(row: Sequence[Fraction], given: Sequence[str]) -> str:
+    """A sum of multiples; the plain terms first."""
+    terms = sorted(
+        ((v, name) for v, name in zip(row, given, strict=True) if v), key=lambda t: (abs(t[0]) != 1, t[0] < 0)
+    )
+    text = ""
+    for value, name in terms:
+        sign = " - " if value < 0 else " + "
+        factor = "" if abs(value) == 1 else f"{number(float(abs(value)))} * "
+        text += f"{sign if text else '-' if value < 0 else ''}{factor}{name}"
+    return text
