@@ -167,6 +167,7 @@ def _header(schedule: Schedule, kernels: list[Kernel]) -> str:
         "#include <cmath>",
         "#include <cstdint>",
         '#include "functions.h"',
+        '#include "random.h"',
         '#include "vectors.h"',
         '#include "generated.h"',
         "",

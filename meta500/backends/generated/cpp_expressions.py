@@ -138,6 +138,9 @@ class Printer:
                 flag = f"({flag} != 0)"
             a, b = self.real(arguments[1], result), self.real(arguments[2], result)
             return f"({flag} ? {a} : {b})", REAL
+        if name == "uniform":
+            index, seed, run = (f"std::uint64_t({self.typed(a, result)[0]})" for a in arguments)
+            return f"meta500::uniform<real>({seed}, {run}, {index})", REAL
         texts = [self.real(a, result) for a in arguments]
         if name in _INFIX:
             return f"({texts[0]} {_INFIX[name]} {texts[1]})", REAL

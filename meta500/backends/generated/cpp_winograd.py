@@ -145,7 +145,9 @@ def _double(out: Lines, plan: Winograd, across: Transforms, printer: VectorPrint
     _along(out, plan)
     out.add(f"alignas(64) real sums[{lines}][{block}][{plan.down.outputs}][{lanes}];")
     _loop(out, "line", lines)
-    out.add(f"const real* at = {SCRATCH} + (({j} - {j}_stretch) / {plan.columns} * {lines} + line) * {plan.plane};")
+    out.add(
+        f"const real* at = {SCRATCH} + (({j} - {j}_stretch) / {plan.columns} * {lines} + line) * {plan.plane};"
+    )
     size = summed.size * points
     out.add(f"const real* weight = {TRANSFORMED} + ({k}_block * {lines} + line * {block}) * {size};")
     for point in range(points):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
@@ -13,6 +14,9 @@ from meta500.backends.generated.layout import Place
 from meta500.backends.generated.toom_cook import Matrix
 from meta500.backends.generated.winograd_gradient import ROWS, WinogradGradient
 
+# Type of variables, and how numbers are written beside them.
+DOUBLE = ("double", repr)
+
 
 def gradient_body(plan: WinogradGradient, places: Mapping[str, Place], names: Mapping[str, str]) -> list[str]:
     """The body of the function: ``lo`` and ``hi`` bound the rows, both multiples of the granule.
@@ -22,7 +26,7 @@ def gradient_body(plan: WinogradGradient, places: Mapping[str, Place], names: Ma
     out = Lines()
     out.depth = 1
     out.add(f"using vec = meta500::Vector<real, {plan.lanes}>;")
-    out.add(f"real* const held_planes = scratch;")
+    out.add("real* const held_planes = scratch;")
     out.add(f"real* const moving_planes = scratch + {plan.planes * plan.held_plane};")
     for axis in plan.direct.inner:
         _loop(out, axis.name, axis.size)
@@ -221,7 +225,6 @@ def gradient_merge_body(
     """
     out = Lines()
     out.depth = 1
-    out.add(f"using vec = meta500::Vector<real, {plan.lanes}>;")
     for axis, block in zip((plan.held, plan.moving), plan.block, strict=True):
         low, high = (
             (f"(lo + {block - 1}) / {block} * {block}", "hi") if axis == split else ("0", f"{axis.size}")
@@ -232,28 +235,31 @@ def gradient_merge_body(
     held, moving = plan.held.name, plan.moving.name
     blocks = f"{held}_block / {plan.block[0]} * {plan.moving.size // plan.block[1]}"
     out.add(f"const real* from = part + ({blocks} + {moving}_block / {plan.block[1]}) * {plan.pitch};")
-    groups, count = plan.pitch // plan.lanes, plan.down.products
-    out.add(f"alignas(64) real weights[{3 * (3 if plan.across else 1)}][{plan.pitch}];")
-    _loop(out, "at", plan.pitch, plan.lanes)
-    out.add(f"vec sums[{plan.planes}] = {{}};")
-    _loop(out, "plane", plan.planes)
-    plane = plan.copy // plan.planes
+    count, plane = plan.down.products, plan.copy // plan.planes
+    out.add("// In double: the rounding of these few operations would add to that of the long sums.")
+    out.add(
+        f"double sums[{plan.planes}][{plan.pitch}] = {{}}, weights[{3 * (3 if plan.across else 1)}][{plan.pitch}];"
+    )
     out.open("for (int copy = 0; copy < copies; ++copy)")
-    out.add(f"sums[plane] += meta500::load<vec>(from + copy * pitch + plane * {plane} + at);")
-    out.close(2)
+    _loop(out, "plane", plan.planes)
+    out.add("#pragma omp simd")
+    _loop(out, "at", plan.pitch)
+    out.add(f"sums[plane][at] += from[copy * pitch + plane * {plane} + at];")
+    out.close(3)
+    out.add("#pragma omp simd")
+    _loop(out, "at", plan.pitch)
     if plan.across is None:
-        given = [f"sums[{n}]" for n in range(count)]
-        linear(
-            out,
-            plan.down.result,
-            given,
-            lambda r, text: out.add(f"meta500::store<vec>(weights[{r}] + at, {text});"),
-        )
+        given = [f"sums[{n}][at]" for n in range(count)]
+        linear(out, plan.down.result, given, lambda r, text: out.add(f"weights[{r}][at] = {text};"), DOUBLE)
     else:
         for h in range(plan.across.products):
-            given = [f"sums[{h * count + n}]" for n in range(count)]
+            given = [f"sums[{h * count + n}][at]" for n in range(count)]
             linear(
-                out, plan.down.result, given, lambda r, text, h=h: out.add(f"const vec row{r}_{h} = {text};")
+                out,
+                plan.down.result,
+                given,
+                lambda r, text, h=h: out.add(f"const double row{r}_{h} = {text};"),
+                DOUBLE,
             )
         for r in range(3):
             given = [f"row{r}_{h}" for h in range(plan.across.products)]
@@ -261,7 +267,8 @@ def gradient_merge_body(
                 out,
                 plan.across.result,
                 given,
-                lambda q, text, r=r: out.add(f"meta500::store<vec>(weights[{r * 3 + q}] + at, {text});"),
+                lambda q, text, r=r: out.add(f"weights[{r * 3 + q}][at] = {text};"),
+                DOUBLE,
             )
     out.close()
     printer = Printer(places, names)
@@ -274,22 +281,29 @@ def gradient_merge_body(
     number_in_block = f"({held} - {held}_block) * {plan.block[1]} + {moving} - {moving}_block"
     r, q = plan.row_tap.name, plan.column_tap.name
     if plan.across is None:
-        out.add(f"real total = weights[{r}][({number_in_block}) * 3 + {q}];")
+        out.add(f"real total = real(weights[{r}][({number_in_block}) * 3 + {q}]);")
     else:
-        out.add(f"real total = weights[{r} * 3 + {q}][{number_in_block}];")
+        out.add(f"real total = real(weights[{r} * 3 + {q}][{number_in_block}]);")
     merge_end(out, stage, printer)
     out.close(6)
     return out.lines
 
 
-def linear(out: Lines, matrix: Matrix, given: Sequence[str], use: Callable[[int, str], None]) -> None:
-    """A matrix by vectors of C++: rows that differ by signs only share their even and odd parts.
+def linear(
+    out: Lines,
+    matrix: Matrix,
+    given: Sequence[str],
+    use: Callable[[int, str], None],
+    kind: tuple[str, Callable[[float], str]] = ("vec", number),
+) -> None:
+    """A matrix by variables of C++: rows that differ by signs only share their even and odd parts.
 
     Args:
         out: where lines go.
         matrix: exact.
-        given: names of the vectors.
+        given: names of the variables.
         use: prints what becomes of a row, from its number and expression.
+        kind: type of the variables, and how their numbers are written.
     """
     row = 0
     while row < len(matrix):
@@ -298,18 +312,18 @@ def linear(out: Lines, matrix: Matrix, given: Sequence[str], use: Callable[[int,
             same = [v if v == w else Fraction(0) for v, w in zip(*pair, strict=True)]
             other = [v if v != w else Fraction(0) for v, w in zip(*pair, strict=True)]
             factor = [v for v in other if v][-1]
-            name = f"{given[0]}".replace("[", "_").replace("]", "")
+            name = re.sub(r"\W+", "_", given[0]).strip("_")
             even, odd = f"even{row}_{name}", f"odd{row}_{name}"
             out.add(
-                f"const vec {even} = {_combination(same, given)}, "
-                f"{odd} = {_combination([v / factor for v in other], given)};"
+                f"const {kind[0]} {even} = {_combination(same, given, kind[1])}, "
+                f"{odd} = {_combination([v / factor for v in other], given, kind[1])};"
             )
-            times = "" if factor == 1 else f"{number(float(factor))} * "
+            times = "" if factor == 1 else f"{kind[1](float(factor))} * "
             use(row, f"{even} + {times}{odd}")
             use(row + 1, f"{even} - {times}{odd}")
             row += 2
         else:
-            use(row, _combination(matrix[row], given))
+            use(row, _combination(matrix[row], given, kind[1]))
             row += 1
 
 
@@ -319,7 +333,7 @@ def _mirrored(one: Sequence[Fraction], other: Sequence[Fraction]) -> bool:
     return all(abs(v) == abs(w) for v, w in pairs) and len({v == w for v, w in pairs}) == 2
 
 
-def _combination(row: Sequence[Fraction], given: Sequence[str]) -> str:
+def _combination(row: Sequence[Fraction], given: Sequence[str], literal: Callable[[float], str]) -> str:
     """A sum of multiples; the plain terms first."""
     terms = sorted(
         ((v, name) for v, name in zip(row, given, strict=True) if v), key=lambda t: (abs(t[0]) != 1, t[0] < 0)
@@ -327,6 +341,6 @@ def _combination(row: Sequence[Fraction], given: Sequence[str]) -> str:
     text = ""
     for value, name in terms:
         sign = " - " if value < 0 else " + "
-        factor = "" if abs(value) == 1 else f"{number(float(abs(value)))} * "
+        factor = "" if abs(value) == 1 else f"{literal(float(abs(value)))} * "
         text += f"{sign if text else '-' if value < 0 else ''}{factor}{name}"
     return text

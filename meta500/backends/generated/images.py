@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from meta500.backends.generated.expressions import Access
-from meta500.backends.generated.ir import INPUT, SUM, Program, Stage
+from meta500.backends.generated.expressions import Access, Index, walk
+from meta500.backends.generated.ir import INPUT, RANDOM, SUM, Program, Stage
 
 IMAGES, WHOLE = "images", "whole"
 LOCAL, REDUCING, FREE, MIXING = "local", "reducing", "free", "mixing"
@@ -44,7 +44,7 @@ class Region:
 
 def find_batch(program: Program) -> Batch:
     """The batch dimension, followed from dimension 0 of the inputs through all stages."""
-    inputs = [t for t in program.tensors.values() if t.role == INPUT and t.shape]
+    inputs = [t for t in program.tensors.values() if t.role == INPUT and t.shape and t.name != RANDOM]
     batch = Batch(inputs[0].shape[0] if inputs else 0)
     if batch.count < 2:
         batch.count = 0
@@ -91,7 +91,11 @@ def _spread(program: Program, batch: Batch) -> bool:
 def _shared(stage: Stage, batch: Batch, axis: str) -> bool:
     """Whether a tensor that belongs to no image, such as a constant, is read at the number of the image."""
     others = [load.access for load in stage.loads() if load.access.tensor not in batch.tensors]
-    return any(axis in access.axes for access in others)
+    if any(axis in access.axes for access in others):
+        return True
+    # Or the number of the image is part of a value, such as the number of an element.
+    parts = [part for part in (stage.value, stage.initial, stage.finish) if part is not None]
+    return any(isinstance(e, Index) and axis in e.index.axes for part in parts for e in walk(part))
 
 
 def _kind(stage: Stage, batch: Batch) -> tuple[str, str | None]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.expressions import Access, Apply, Constant, Expr, Index, Load, Result
-from meta500.backends.generated.ir import MAX, REAL, SUM, Program, Stage
+from meta500.backends.generated.ir import MAX, RANDOM, REAL, SUM, Program, Stage
 
 Array = Any
 
@@ -32,6 +32,8 @@ def run(
         dtype = np.dtype(real) if tensor.dtype == REAL else np.dtype(tensor.dtype)
         if name in program.constants:
             values[name] = program.constants[name].astype(dtype).reshape(tensor.shape)
+        elif name == RANDOM:
+            values[name] = np.array(given.get(name, (0, 0)), dtype)
         elif tensor.role in ("input", "parameter"):
             values[name] = np.array(given[name], dtype).reshape(tensor.shape)
         else:
@@ -144,7 +146,7 @@ _UFUNCS: dict[str, Callable[..., Array]] = {
     "relu": lambda x: np.where(np.asarray(x) < 0, 0, x),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "softplus": lambda x: np.logaddexp(x, 0),
-    "uniform": lambda number: _uniform(np.asarray(number)),
+    "uniform": lambda number, *state: _uniform(np.asarray(number)),
 }
 
 

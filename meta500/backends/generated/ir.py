@@ -27,6 +27,8 @@ SET, SUM, MAX = "set", "sum", "max"
 REAL, INDEX, LABEL, FLAG = "real", "int32", "int64", "bool"
 # Roles of tensors.
 INPUT, PARAMETER, CONSTANT, VALUE, GRADIENT = "input", "parameter", "constant", "value", "gradient"
+# The input with the seed and the number of the run, for random numbers.
+RANDOM = "random.state"
 GATHER, REDUCTION, ATOMICS = "gather", "reduction", "atomics"
 
 

@@ -19,6 +19,7 @@ from meta500.backends.generated.ir import (
     INPUT,
     LABEL,
     PARAMETER,
+    RANDOM,
     REAL,
     SET,
     VALUE,
@@ -227,6 +228,11 @@ class Lowering(BaseVisitor):
     def fold(self, name: str, value: np.ndarray) -> None:
         """Make ``name`` a constant; what it is computed from are shapes only."""
         self.known[name], self.origins[name] = value, set()
+
+    def random_state(self) -> tuple[Expr, Expr]:
+        """The seed of the network and the number of the run, as whole numbers."""
+        self.program.tensors.setdefault(RANDOM, Tensor(RANDOM, (2,), LABEL, INPUT))
+        return tuple(Load(Access(RANDOM, indices([i])), held=True) for i in (0, 1))  # type: ignore[return-value]
 
     def draw(self, count: int) -> int:
         """The first of ``count`` numbers that no other random stage of the program uses."""

@@ -14,7 +14,7 @@ import numpy as np
 from meta500.backends.checks import check_cotangent
 from meta500.backends.generated.adjoint import METHODS, differentiate, without_dead_stages
 from meta500.backends.generated.fusion import fused
-from meta500.backends.generated.ir import PARAMETER, REAL, Program, Tensor
+from meta500.backends.generated.ir import PARAMETER, RANDOM, REAL, Program, Tensor
 from meta500.backends.generated.library import Executable
 from meta500.backends.generated.lower import BACKEND, lower, rules
 from meta500.backends.generated.packing import Packing, packed
@@ -86,6 +86,7 @@ class GeneratedNetwork(Network):
         super().__init__(model, precision=precision, threads=threads, seed=seed)
         self._tensors: dict[str, np.ndarray] = {}
         self._last: dict[str, np.ndarray] = {}
+        self._runs = 0
         self._rebuild()
 
     @classmethod
@@ -238,6 +239,8 @@ class GeneratedNetwork(Network):
             tensor = program.tensors[name]
             if name in fed:
                 arrays[name] = fed[name]
+            elif name == RANDOM:
+                arrays[name] = np.array([self.seed, self._runs], np.int64)
             elif state and name in state:
                 arrays[name] = state[name]
             elif name == executable.parameters:
@@ -249,6 +252,7 @@ class GeneratedNetwork(Network):
             else:
                 arrays[name] = self._buffer(name, tensor.shape, self._dtype(tensor.dtype))
         executable.run(arrays)
+        self._runs += 1
         found = {name: arrays[tensor] for name, tensor in results.items()}
         self._last = {name: fed[name] for name in fed if name != COTANGENT} | found
         for name, tensor in program.gradients.items():

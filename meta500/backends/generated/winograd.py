@@ -33,6 +33,7 @@ _FEWEST, _FEWEST_DOUBLE = 4, 8
 _PADDING, _DOUBLE_PADDING = 32, 80
 # The transformed image may fill so much of the cache of a core: 128 KiB of float32.
 import os
+
 _CACHED = int(os.environ.get("STRETCH", 32 * 1024))
 # Tiles that lie side by side in a vector of their own: vectors have 4 lanes at least.
 _FEWEST_LANES = 4

@@ -36,8 +36,8 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self, channels=8, classes=10):
         super().__init__()
-        self.features = nn.Sequential(block(1, channels), nn.MaxPool2d(2), block(channels, 2 * channels))
-        self.head = nn.Linear(2 * channels * 16, classes)
+        self.features = nn.Sequential(block(1, channels), nn.MaxPool2d(2))
+        self.head = nn.Linear(channels * 16, classes)
 
     def forward(self, x):
         return self.head(self.features(x).flatten(1))
@@ -101,7 +101,7 @@ class Project:
         done = subprocess.run(
             [str(self.executable), *map(str, options)],
             cwd=cwd or self.folder,
-            env={**os.environ, "OMP_NUM_THREADS": "2", **(environment or {})},
+            env={**os.environ, "OMP_WAIT_POLICY": "passive", **(environment or {})},
             capture_output=True,
             text=True,
             timeout=200,

@@ -64,7 +64,7 @@ def _training(to: Lowering, op: Any, ratio: float) -> None:
         number, step = number + Affine.axis(name, step), step * size
     wanted = len(op.results) > 1
     mask = to.result(op, 1, shape=shape) if wanted else to.new(f"{op.results[0]}.mask", shape, FLAG)
-    kept = call("greater_equal", call("uniform", Index(number)), Constant(ratio))
+    kept = call("greater_equal", call("uniform", Index(number), *to.random_state()), Constant(ratio))
     to.emit(mask, names, axes, flag(kept))
     scaled = mul(to.load(op.operands[0], names), Constant(1 / (1 - ratio)))
     value = select(holds(to.load(mask, names, held=True)), scaled, ZERO)

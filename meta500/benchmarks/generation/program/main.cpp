@@ -101,6 +101,7 @@ void train(const Options &options, const char *program) {
     for (const auto &[name, part] : parts) {
         check_part(part, name);
     }
+    NewFile(options.out);  // said now rather than after an epoch, if it can't be written
     const Part &data = parts.at("train");
     const Part *held = parts.count("validation") != 0 ? &parts.at("validation") : nullptr;
     const long batch = config.training->batch, steps = data.samples / batch, left = data.samples % batch;
