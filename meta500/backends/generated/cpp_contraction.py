@@ -9,7 +9,16 @@ from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.contraction import STENCIL, Blocked, points, shifted
 from meta500.backends.generated.cpp_expressions import CALLS, Printer, index, number
 from meta500.backends.generated.cpp_nest import Lines
-from meta500.backends.generated.expressions import Access, Apply, Constant, Expr, Load, Result, substitute
+from meta500.backends.generated.expressions import (
+    Access,
+    Apply,
+    Constant,
+    Expr,
+    Index,
+    Load,
+    Result,
+    substitute,
+)
 from meta500.backends.generated.ir import Axis
 from meta500.backends.generated.layout import Place
 
@@ -43,6 +52,8 @@ class VectorPrinter(Printer):
             return result
         if isinstance(expr, Load):
             return self._loaded(expr.access, point, shift)
+        if isinstance(expr, Index):
+            return f"meta500::broadcast<vec>(real({index(expr.index)}))"
         assert isinstance(expr, Apply)
         texts = [self.vector_value(a, result, point, shift) for a in expr.arguments]
         if expr.function in ("add", "sub", "mul", "div"):
@@ -53,16 +64,23 @@ class VectorPrinter(Printer):
             return f"({texts[0]} {signs[expr.function]} {texts[1]})"
         if expr.function == "neg":
             return f"(-{texts[0]})"
-        name = "select" if expr.function == "select" else CALLS[expr.function]
-        return f"meta500::{name}({', '.join(texts)})"
+        if expr.function == "select":
+            flag = expr.arguments[0]
+            if not (isinstance(flag, Apply) and flag.function in signs):
+                texts[0] = f"({texts[0]} != real(0))"
+            return f"meta500::select({', '.join(texts)})"
+        return f"meta500::{CALLS[expr.function]}({', '.join(texts)})"
 
     def _loaded(self, access: Access, point: Mapping[str, int], shift: int) -> str:
+        if access in self.loaded:
+            return self.loaded[access]
         address = self.places[access.tensor].address(access)
         name = self.names[access.tensor]
         if self.vector in address.axes:
             at = shifted(address, point) + shift
-            return f"meta500::load<vec>({name} + {index(at)})"
-        return f"meta500::broadcast<vec>({name}[{index(shifted(address, point))}])"
+            load = "load" if self.places[access.tensor].c_type == "real" else "load_converted"
+            return f"meta500::{load}<vec>({name} + {index(at)})"
+        return f"meta500::broadcast<vec>(real({name}[{index(shifted(address, point))}]))"
 
 
 def blocked_body(plan: Blocked, places: Mapping[str, Place], names: Mapping[str, str]) -> list[str]:

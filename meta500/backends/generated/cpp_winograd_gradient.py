@@ -27,15 +27,18 @@ def gradient_body(plan: WinogradGradient, places: Mapping[str, Place], names: Ma
     out.depth = 1
     out.add(f"using vec = meta500::Vector<real, {plan.lanes}>;")
     out.add("real* const held_planes = scratch;")
-    out.add(f"real* const moving_planes = scratch + {plan.planes * plan.held_plane};")
+    out.add(f"real* const moving_planes = scratch + {plan.down.products * plan.held_plane};")
     for axis in plan.direct.inner:
         _loop(out, axis.name, axis.size)
     out.open(f"for (long band = lo; band < hi; band += {plan.band})")
     out.add(f"const long tiles = (meta500::sooner(band + {plan.band}, hi) - band) / {ROWS};")
     printer = Printer(places, names)
-    _moving(out, plan, printer)
-    _held(out, plan, printer)
-    _sums(out, plan, names[plan.stage.write.tensor])
+    out.add(f"real* to = {names[plan.stage.write.tensor]};")
+    for point in range(plan.across.products) if plan.across else (None,):
+        # Planes of one point across at a time fit into the cache.
+        _moving(out, plan, printer, point)
+        _held(out, plan, printer, point)
+        _sums(out, plan)
     out.close(1 + len(plan.direct.inner))
     return out.lines
 
@@ -63,18 +66,17 @@ def _tile(out: Lines, plan: WinogradGradient, printer: Printer, held: bool, colu
 
 
 def _store(out: Lines, plane: int) -> Callable[[int, str], None]:
-    return lambda number, text: out.add(f"meta500::store<vec>(to + {number * plane}, {text});")
+    return lambda number, text: out.add(f"meta500::store<vec>(plane + {number * plane}, {text});")
 
 
-def _moving(out: Lines, plan: WinogradGradient, printer: Printer) -> None:
+def _moving(out: Lines, plan: WinogradGradient, printer: Printer, point: int | None) -> None:
     axis, lanes, plane = plan.moving, plan.lanes, plan.moving_plane
-    down, across = plan.down, plan.across
-    count = down.products
-    out.add("// The moving factor at the points.")
+    count = plan.down.products
+    out.add(_headline("moving", point))
     _loop(out, "tile", "tiles")
     _loop(out, axis.name, axis.size)
-    to = f"real* const to = moving_planes + ({axis.name} * {plan.tiles} + tile) * {plan.moving_row}"
-    if across is None:
+    to = f"real* const plane = moving_planes + ({axis.name} * {plan.tiles} + tile) * {plan.moving_row}"
+    if plan.across is None or point is None:
         # The last vector overlaps with the one before it: the taps reach two columns beyond the tile.
         width = plan.direct.vector[0].size
         _loop(out, "part", plan.columns + 1)
@@ -83,80 +85,68 @@ def _moving(out: Lines, plan: WinogradGradient, printer: Printer) -> None:
         out.add(f"{to} + column;")
         for row in range(count):
             out.add(f"const vec row{row} = meta500::load<vec>(from + {row * step});")
-        linear(out, down.moving, [f"row{row}" for row in range(count)], _store(out, plane))
     else:
         _loop(out, "part", plan.columns)
         out.add(f"const long column = part * {2 * lanes};")
         step = _tile(out, plan, printer, False, "column")
         out.add(f"{to} + part * {lanes};")
         for row in range(count):
-            low, high = f"left{row}", f"right{row}"
-            for name, shift in ((low, 0), (high, 2)):
-                first, second = f"from + {row * step + shift}", f"from + {row * step + shift + lanes}"
-                out.add(
-                    f"const vec {name}_low = meta500::load<vec>({first}), "
-                    f"{name}_high = meta500::load<vec>({second});"
-                )
-            given = []
-            for name in (low, high):
-                for part in ("even", "odd"):
-                    given.append(f"{name}_{part}")
-                    out.add(f"const vec {name}_{part} = meta500::{part}({name}_low, {name}_high);")
-            linear(
-                out,
-                across.moving,
-                given,
-                lambda h, text, row=row: out.add(f"const vec point{h}_{row} = {text};"),
-            )
-        for h in range(across.products):
-            given = [f"point{h}_{row}" for row in range(count)]
-            linear(out, down.moving, given, lambda n, text, h=h: _store(out, plane)(h * count + n, text))
+            _columns(out, plan.across.moving[point], row, row * step, lanes)
+    linear(out, plan.down.moving, [f"row{row}" for row in range(count)], _store(out, plane))
     out.close(3)
 
 
-def _held(out: Lines, plan: WinogradGradient, printer: Printer) -> None:
+def _columns(out: Lines, weights: Sequence[Fraction], row: int, begin: int, lanes: int) -> None:
+    """Combine neighbouring columns of one row: those of all tiles lie beside each other in a vector."""
+    given = []
+    for column in range(len(weights)):
+        pair, part = f"row{row}_from{column // 2 * 2}", ("even", "odd")[column % 2]
+        if any(weights[column // 2 * 2 :][:2]) and column % 2 == 0:
+            first = begin + column
+            out.add(
+                f"const vec {pair}_low = meta500::load<vec>(from + {first}), "
+                f"{pair}_high = meta500::load<vec>(from + {first + lanes});"
+            )
+        given.append(f"meta500::{part}({pair}_low, {pair}_high)")
+    out.add(f"const vec row{row} = {_combination(weights, given, number)};")
+
+
+def _held(out: Lines, plan: WinogradGradient, printer: Printer, point: int | None) -> None:
     axis, lanes, plane = plan.held, plan.lanes, plan.held_plane
-    down, across = plan.down, plan.across
-    count = down.products
-    out.add("// The held factor at the points.")
+    companion = None if point else plan.companion
+    out.add(_headline("held", point))
     _loop(out, axis.name, axis.size)
-    if plan.companion is not None:
+    if companion is not None:
         out.add("vec total = {};")
     _loop(out, "tile", "tiles")
     _loop(out, "part", plan.columns)
-    out.add(f"const long column = part * {lanes * (2 if across else 1)};")
+    out.add(f"const long column = part * {lanes * (2 if plan.across else 1)};")
     step = _tile(out, plan, printer, True, "column")
     out.add(
-        f"real* const to = held_planes + ({axis.name} * {plan.tiles} + tile) * {plan.held_row} + part * {lanes};"
+        f"real* const plane = held_planes + ({axis.name} * {plan.tiles} + tile) * {plan.held_row} "
+        f"+ part * {lanes};"
     )
     summands = []
     for row in range(ROWS):
-        if across is None:
+        if plan.across is None or point is None:
             out.add(f"const vec row{row} = meta500::load<vec>(from + {row * step});")
             summands.append(f"row{row}")
-            continue
-        first, second = f"from + {row * step}", f"from + {row * step + lanes}"
-        out.add(
-            f"const vec row{row}_low = meta500::load<vec>({first}), row{row}_high = meta500::load<vec>({second});"
-        )
-        summands += [f"row{row}_low", f"row{row}_high"]
-        for part in ("even", "odd"):
-            out.add(f"const vec row{row}_{part} = meta500::{part}(row{row}_low, row{row}_high);")
-        given = [f"row{row}_even", f"row{row}_odd"]
-        linear(
-            out, across.held, given, lambda h, text, row=row: out.add(f"const vec point{h}_{row} = {text};")
-        )
-    if plan.companion is not None:
+        else:
+            _columns(out, plan.across.held[point], row, row * step, lanes)
+            summands += [f"row{row}_from0_low", f"row{row}_from0_high"]
+    if companion is not None:
         out.add(f"total += {_balanced(summands)};")
-    for h in range(across.products if across else 1):
-        given = [f"point{h}_{row}" if across else f"row{row}" for row in range(ROWS)]
-        linear(out, down.held, given, lambda n, text, h=h: _store(out, plane)(h * count + n, text))
+    linear(out, plan.down.held, [f"row{row}" for row in range(ROWS)], _store(out, plane))
     out.close(2)
-    if plan.companion is not None:
-        write = plan.companion.stage.write
+    if companion is not None:
+        write = companion.stage.write
         at = printer.places[write.tensor].address(write)
         out.add(f"{printer.names[write.tensor]}[{index(at)}] += meta500::sum(total);")
     out.close()
+
+
+def _headline(factor: str, point: int | None) -> str:
+    return f"// The {factor} factor at the points down" + ("." if point is None else f", point {point} across.")
 
 
 def _balanced(terms: Sequence[str]) -> str:
@@ -166,13 +156,12 @@ def _balanced(terms: Sequence[str]) -> str:
     return f"({_balanced(terms[:half])} + {_balanced(terms[half:])})"
 
 
-def _sums(out: Lines, plan: WinogradGradient, target: str) -> None:
+def _sums(out: Lines, plan: WinogradGradient) -> None:
     """Sums of products, plane by plane, onto those of earlier bands."""
     lanes, (held, moving) = plan.lanes, plan.block
     held_channel, moving_channel = plan.tiles * plan.held_row, plan.tiles * plan.moving_row
     out.add("// Sums of the products.")
-    out.add(f"real* to = {target};")
-    _loop(out, "plane", plan.planes)
+    _loop(out, "plane", plan.down.products)
     _loop(out, plan.held.name, plan.held.size, held)
     out.open(
         f"for (long {plan.moving.name} = 0; {plan.moving.name} < {plan.moving.size}; "

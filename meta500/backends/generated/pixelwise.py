@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meta500.backends.generated.affine import Affine
-from meta500.backends.generated.expressions import Index, walk
+from meta500.backends.generated.expressions import Apply, Index, walk
 from meta500.backends.generated.ir import MAX, SET, SUM, Axis, Program, Stage
 
 # Names of the axes of rows and columns in a pass.
@@ -29,12 +29,14 @@ class Pixelwise:
         stages: in order; rows and columns are called ``i`` and ``j`` in all of them.
         rows, columns: the axes.
         local: tensors that exist in registers only.
+        lanes: numbers in a vector.
     """
 
     stages: tuple[Stage, ...]
     rows: Axis
     columns: Axis
     local: frozenset[str]
+    lanes: int = 1
 
     @property
     def stage(self) -> Stage:
@@ -59,7 +61,7 @@ class Pixelwise:
     def __str__(self) -> str:
         return (
             f"pixelwise: {len(self.stages)} stages over rows {self.rows.name}<{self.rows.size}, vectorised "
-            f"{self.columns.name}<{self.columns.size}; in registers {', '.join(sorted(self.local)) or '-'}"
+            f"{self.columns.name}<{self.columns.size} on {self.lanes} lanes; in registers {', '.join(sorted(self.local)) or '-'}"
         )
 
 
@@ -144,12 +146,10 @@ def pixels(stage: Stage, pictures: set[str]) -> tuple[Axis, Axis] | None:
         indices = access.indices[:-2] if access.tensor in pictures else access.indices
         if any(set(found) & set(index.axes) for index in indices):
             return None
-    if any(
-        isinstance(e, Index) and set(found) & set(e.index.axes)
-        for part in (stage.value, stage.initial, stage.finish)
-        if part is not None
-        for e in walk(part)
-    ):
+    parts = [part for part in (stage.value, stage.initial, stage.finish) if part is not None]
+    if any(isinstance(e, Apply) and e.function == "uniform" for part in parts for e in walk(part)):
+        return None
+    if any(isinstance(e, Index) and set(found) & set(e.index.axes) for part in parts for e in walk(part)):
         return None
     sizes = {a.name: a for a in stage.axes}
     if found[0] not in sizes or found[1] not in sizes or sizes[found[1]].size < 4:

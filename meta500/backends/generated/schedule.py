@@ -214,7 +214,7 @@ def schedule(program: Program, options: Options) -> Schedule:
         step = Step(region.kind)
         for item in items:
             if isinstance(item, Pixelwise):
-                step.kernels.append(_pass(item, stages, names))
+                step.kernels.append(_pass(item, stages, names, options))
             else:
                 stage = stages[item.name]
                 step.kernels.append(_kernel(stage, region, batch, places, program, options, names))
@@ -374,7 +374,7 @@ def _of_one_image(stage: Stage, batch: Batch) -> Stage:
     return stage.substitute({axis: Affine()}, tuple(a for a in stage.axes if a.name != axis))
 
 
-def _pass(plan: Pixelwise, stages: Mapping[str, Stage], names: dict[str, int]) -> Kernel:
+def _pass(plan: Pixelwise, stages: Mapping[str, Stage], names: dict[str, int], options: Options) -> Kernel:
     """The kernel of a pixelwise pass."""
     members, renamed = [], []
     for stage in plan.stages:
@@ -386,7 +386,7 @@ def _pass(plan: Pixelwise, stages: Mapping[str, Stage], names: dict[str, int]) -
             stage = replace(_bare(stage), write=replace(stage.write, tensor=name))
         renamed.append(stage)
         members.append(Kernel(name, Member(stage, merge is not None), merge))
-    plan = replace(plan, stages=tuple(renamed))
+    plan = replace(plan, stages=tuple(renamed), lanes=options.lanes)
     return Kernel(f"{members[-1].name}_pass", plan, None, None, tuple(members))
 
 

@@ -34,7 +34,7 @@ ACROSS = tuple(Fraction(p) for p in ("0", "1", "-1"))
 # With fewer channels the transforms cost more than the products that they save.
 _FEWEST, _FEWEST_NESTED = 8, 16
 # Vectors that one sum goes over in a band (nested, along rows), and the fewest that pay.
-_VECTORS = {True: 32, False: 64}
+_VECTORS = {True: 16, False: 64}
 _FEWEST_VECTORS = 8
 _FEWEST_LANES = 8
 # Numbers between the planes of the scratch memory: planes a power of two apart meet in the same sets of a cache.
@@ -172,8 +172,8 @@ class WinogradGradient:
 
     @property
     def scratch(self) -> int:
-        """Numbers of memory of its own that it needs while it runs: the transformed bands."""
-        return self.planes * (self.held_plane + self.moving_plane)
+        """Numbers of memory of its own that it needs while it runs: a band at the points down, one across."""
+        return self.down.products * (self.held_plane + self.moving_plane)
 
     @property
     def sums(self) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from meta500.backends.generated.network import GeneratedNetwork
 from meta500.benchmarks.generation import forms
 from meta500.benchmarks.generation.config import NO_VALIDATION, Config, read_config
@@ -19,6 +21,7 @@ from meta500.benchmarks.generation.weights import import_weights
 from meta500.datasets import Dataset, load_files, save_files
 from meta500.datasets.files import file_names
 from meta500.errors import UserError, choose
+from meta500.graph.types import is_floating
 
 STAGES = ("ir", "schedule", "source")
 PHASES = (forms.TRAINING, forms.INFERENCE)
@@ -147,8 +150,18 @@ class _Prepared:
                     f"{', '.join(train.inputs)}: "
                     f'name the array that feeds it in {config.path}, [data] inputs = {{ ARRAY = "{name}" }}'
                 )
+            _check_dtype(name, network.inputs[name], arrays[name].dtype, train.name)
         shapes = {name: (config.batch_size, *arrays[name].shape[1:]) for name in network.inputs}
         return _Prepared(train, validation, shaped(network, shapes))
+
+
+def _check_dtype(name: str, declared: Any, dtype: np.dtype, data: str) -> None:
+    """Whether an array can feed an input: floating point each other, whole numbers the same or wider ones."""
+    wanted = getattr(declared, "dtype", None)
+    if wanted is None or (is_floating(wanted) and is_floating(dtype)):
+        return
+    if is_floating(wanted) or is_floating(dtype) or not np.can_cast(dtype, wanted):
+        raise UserError(f"input '{name}' takes {wanted}, the data '{data}' have {dtype}")
 
 
 def _load_data(config: Config) -> tuple[Dataset, Dataset | None]:

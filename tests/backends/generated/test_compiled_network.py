@@ -39,7 +39,7 @@ def small(
         )  # fmt: skip
     y = b.add(ops.Relu, y, name="relu")
     if dropout is not None:
-        ratio, training = b.constant(np.array(dropout, dtype)), b.constant(np.array(True))
+        ratio, training = b.constant(np.array(dropout, dtype)), b.constant(np.array(False))
         y = b.add(ops.Dropout, y, ratio, training, name="drop", follow_mode=True)
         b.output(y)
     y = b.add(ops.MaxPool, y, kernel_shape=(2, 2), strides=(2, 2))
@@ -90,7 +90,7 @@ def open_batch() -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"x": np.zeros((4, 2, 6, 7), "float16")}, ["x", "float64"]),
+        ({"x": np.zeros((4, 2, 6, 7), "complex128")}, ["x", "float64"]),
         ({"x": np.zeros((4, 2, 6, 8))}, ["x", "[4, 2, 6, 7]", "[4, 2, 6, 8]"]),
         ({"x": np.zeros((2, 6, 7))}, ["x", "[2, 6, 7]"]),
         ({"label": np.zeros(4)}, ["label", "int64"]),
@@ -100,8 +100,6 @@ def open_batch() -> Iterator[Any]:
     ],
 )
 def test_wrong_inputs_are_refused(plain, change, words):
-    if words == ["x", "float64"]:
-        change = {"x": change["x"].astype("complex128")}
     with pytest.raises(UserError) as error:
         plain.inference_and_backprop({**batch_of(), **change})
     for word in words:
@@ -113,7 +111,7 @@ def test_missing_inputs(plain):
     assert set(plain.inference({"x": fed["x"]})) == {"logits"}
     with pytest.raises(UserError, match="label"):
         plain.inference_and_backprop({"x": fed["x"]})
-    with pytest.raises(UserError, match="label"):
+    with pytest.raises(UserError, match="missing: x"):
         plain.inference({"label": fed["label"]}, outputs=["loss"])
 
 
@@ -177,9 +175,6 @@ def test_a_bad_label_is_refused_and_changes_nothing(bad):
                 np.testing.assert_array_equal(trainer.state[parameter][slot], old)
         assert trainer.step_count == 1
         # And afterwards it goes on as if nothing had happened.
-        with meta500.network(small(normalized=True), backend="numpy") as other:
-            again = other.native_optimizer("adam", learning_rate=0.1) if False else None
-            assert again is None
         fed["label"][2] = 0
         trainer.train(fed)
         assert trainer.step_count == 2
@@ -418,28 +413,29 @@ def test_wrong_options(options, words):
 def test_a_network_of_two_types_is_refused():
     b = Builder("mixed")
     x = b.input("x", "float32", (2, 3))
-    b.output(b.add(ops.Cast, x, to="float64", outputs=["y"]))
+    b.output(b.add(ops.Cast, x, to=11, outputs=["y"]))
     with pytest.raises(UserError, match="float32, float64"):
         network(b.build())
 
 
-def terabytes() -> meta500.Model:
+def outer_sum(size: int) -> meta500.Model:
+    """64 channels of ``size`` x ``size`` from a column and a row."""
     b = Builder("huge")
-    x = b.input("x", "float32", (1, 1, 8, 8))
-    y = b.add(ops.Conv, x, b.parameter("w", np.ones((64, 1, 1, 1), "float32")))
-    for level in range(4):
-        y = b.add(
-            ops.Resize, y, None, b.constant(np.array([1, 1, 16, 16], "float32")), name=f"large{level}", mode="nearest",
-            nearest_mode="floor", coordinate_transformation_mode="asymmetric",
-        )  # fmt: skip
-        y = b.add(ops.Conv, y, b.parameter(f"w{level}", np.ones((64, 64, 1, 1), "float32")))
-    b.output(b.add(ops.ReduceMean, y, keepdims=0, outputs=["loss"]))
+    x = b.input("x", "float32", (1, 1, size, 1))
+    y = b.add(ops.Add, x, b.parameter("row", np.ones(size, "float32")))
+    y = b.add(ops.Conv, y, b.parameter("w", np.ones((64, 1, 3, 3), "float32")), pads=(1, 1, 1, 1))
+    b.output(b.add(ops.ReduceMean, b.add(ops.Sigmoid, y), keepdims=0, outputs=["loss"]))
     return b.build()
 
 
-def test_terabytes_are_refused_before_they_are_allocated():
-    with network(terabytes(), threads=1) as net, pytest.raises(UserError, match="MiB|GiB|TiB|memory|elements"):
-        net.inference_and_backprop({"x": np.ones((1, 1, 8, 8), "float32")})
+@pytest.mark.parametrize(("size", "words"), [(100_000, "MiB of memory"), (4_000_000, "elements")])
+def test_terabytes_are_refused_before_they_are_allocated(size, words):
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with network(outer_sum(size), threads=1) as net, pytest.raises(UserError, match=words):
+        net.inference_and_backprop({"x": np.ones((1, 1, size, 1), "float32")})
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 2**19  # KiB
 
 
 def test_a_closed_network():

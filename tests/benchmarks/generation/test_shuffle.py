@@ -28,7 +28,7 @@ int main(int, char **words) {
 def in_cpp(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shuffle")
     (folder / "main.cpp").write_text(MAIN)
-    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{TEXTS}", f"-I{RUNTIME}"]
+    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fopenmp-simd", f"-I{TEXTS}", f"-I{RUNTIME}"]
     subprocess.run([*compiler(), *options, "main.cpp", "-o", "main"], cwd=folder, check=True)
 
     def order(*arguments):

@@ -140,6 +140,15 @@ META500_INLINE void store_narrow(float *to, V v) {
     *reinterpret_cast<narrow *>(to) = __builtin_convertvector(v, narrow);
 }
 
+/* As many whole numbers as the vector has lanes, converted; those beyond 2^24 (float) or 2^53 are rounded. */
+template <class V, class I>
+META500_INLINE V load_converted(const I *from) {
+    typedef I Whole __attribute__((vector_size(sizeof(I) * Traits<V>::lanes)));
+    Whole numbers;
+    __builtin_memcpy(&numbers, from, sizeof(numbers));
+    return __builtin_convertvector(numbers, V);
+}
+
 namespace detail {
 
 /* n numbers, n < 2 step, in blocks of `step`, step / 2, ..., 1: faster than a call of memcpy. */
