@@ -42,15 +42,15 @@ def best_table(rows: Sequence[Row]) -> Any:
     columns = ["error", GENERATED]
     for way in ways:
         columns += [f"PyTorch {way}", "times faster"]
-    table = table_of(title, ["network", "shape"], columns)
+    table = table_of(title, ["network"], columns)
     for model in dict.fromkeys(r.model for r in rows):
         times = [r for r in rows if r.model == model and r.quantity == "time"]
         ours = next((r for r in times if r.backend == GENERATED), None)
-        cells = ["-", "-"] if ours is None else [error(ours), timed(ours)]
+        cells = ["-", "-"] if ours is None else [error(ours), _short(ours)]
         for way in ways:
             best = fastest([r for r in times if r.backend != GENERATED and _way(r) == way])
             cells += ["-", "-"] if best is None else [_named(best), interval(_ratio(rows, best))]
-        table.add_row(model, times[0].shape if times else "", *cells)
+        table.add_row(model, *cells)
     return table
 
 
@@ -137,5 +137,9 @@ def _bytes(row: Row | None) -> str:
     return "-" if row is None else row.verdict if row.value is None else size(row.value)
 
 
+def _short(row: Row) -> str:
+    return row.verdict if row.value is None else duration(row.value)
+
+
 def _start(row: Row | None) -> str:
-    return "-" if row is None else row.verdict if row.value is None else duration(row.value)
+    return "-" if row is None else _short(row)

@@ -53,6 +53,9 @@ def cpp(
     precision: Annotated[str, typer.Option(help="float32 or float64. [default: the model's]")] = "",
     target: Annotated[str, typer.Option(help="native, avx2, x86-64 or aarch64. [default: native]")] = "",
     adjoint: Annotated[str, typer.Option(help="auto, gather, reduction or atomics.")] = "auto",
+    winograd: Annotated[
+        bool, typer.Option("--winograd/--no-winograd", help="Fewer products for 3 x 3 taps in float32.")
+    ] = True,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples per step.")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Height and width, for models of ours.")] = None,
     shape: Annotated[list[str] | None, typer.Option(help="Shape of an input, NAME=8x3x64x64.")] = None,
@@ -89,6 +92,7 @@ def cpp(
             precision=precision,
             target=target,
             adjoint=adjoint,
+            winograd=winograd,
             batch=batch,
             size=size,
             loss=loss,

@@ -408,7 +408,16 @@ def _wanted(
 
 
 def with_loss(model: Model, loss: str | None, label: str) -> Model:
-    """The model with a loss on its first output."""
+    """``model`` with a loss, called "loss", on its first output.
+
+    Args:
+        model: without an output "loss".
+        loss: one of :data:`LOSSES`; None changes nothing.
+        label: name of the input that the loss adds.
+
+    Raises:
+        UserError: the first output is no floating-point tensor, or has no classes for "cross_entropy".
+    """
     if loss is None:
         return model
     prediction, value = next(iter(model.graph.outputs.items()))

@@ -34,7 +34,12 @@ def test_what_is_written_is_read(parts, tmp_path):
     names = save_files(tmp_path / "d", *parts)
     assert sorted(names) == sorted(path.name for path in (tmp_path / "d").iterdir()) and len(names) == 11
     for found, part in zip(load_files(tmp_path / "d"), parts, strict=True):
-        assert (found.name, found.classes, found.licence, found.label) == ("mine", part.classes, "none", "label")
+        assert (found.name, found.classes, found.licence, found.label) == (
+            "mine",
+            part.classes,
+            "none",
+            "label",
+        )
         assert list(found.inputs) == list(part.inputs)
         for name, array in part.inputs.items():
             assert found.inputs[name].dtype == array.dtype and np.array_equal(found.inputs[name], array)

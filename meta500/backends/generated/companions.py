@@ -1,8 +1,8 @@
 """Sums that ride along with a larger one: a bias gradient with the gradient of the weights.
 
-The gradient of a bias sums up the very pictures that the gradient of the weights multiplies with others. On its
-own it costs a pass over them; beside the products it costs an addition per vector, in the pass over the first
-block of the other factor.
+The gradient of a bias sums up the very pictures that the gradient of the weights multiplies with others. On
+its own it costs a pass over them; beside the products it costs an addition per vector, in the pass over the
+first block of the other factor.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from meta500.backends.generated.contraction import DUAL, Blocked
 from meta500.backends.generated.expressions import Access, Load
 from meta500.backends.generated.images import overlap
 from meta500.backends.generated.ir import SUM, Axis, Stage
+from meta500.backends.generated.winograd_gradient import WinogradGradient
 
 if TYPE_CHECKING:
     from meta500.backends.generated.schedule import Kernel
@@ -79,8 +80,11 @@ def _simple_sum(stage: Stage) -> bool:
 
 def _accompany(host: Kernel, kernel: Kernel, between: Sequence[Kernel]) -> Kernel | None:
     """``host`` with ``kernel`` inside; None where they do not fit or something between them is in the way."""
-    plan = getattr(host.nest, "direct", host.nest)
-    if not isinstance(plan, Blocked) or plan.form != DUAL or host.companion is not None:
+    nest = host.nest
+    if not isinstance(nest, Blocked | WinogradGradient) or host.companion is not None:
+        return None
+    plan = nest if isinstance(nest, Blocked) else nest.direct
+    if plan.form != DUAL:
         return None
     stage = kernel.merge or kernel.stage
     ends = stage.initial is not None or stage.finish is not None or stage.onto
@@ -93,11 +97,10 @@ def _accompany(host: Kernel, kernel: Kernel, between: Sequence[Kernel]) -> Kerne
         # The private copy is a tensor of its own.
         bare = replace(bare, write=replace(bare.write, tensor=kernel.name))
     companion = fitted(plan, bare, host.merge is not None)
-    if companion is None or not host.nest.welcomes(companion):  # type: ignore[union-attr]
+    if companion is None or not nest.welcomes(companion):
         return None
-    merge = stage if companion.private else None
-    nest = replace(host.nest, companion=companion)  # type: ignore[type-var]
-    return replace(host, nest=nest, companion=replace(kernel, nest=companion, merge=merge))
+    part = replace(kernel, nest=companion, merge=stage if companion.private else None)
+    return replace(host, nest=replace(nest, companion=companion), companion=part)
 
 
 def _depend(one: Stage, other: Stage) -> bool:

@@ -117,6 +117,7 @@ def blocked(
     places: Mapping[str, Place],
     rows_axis: str | None,
     lanes: int,
+    least: int,
     registers: int,
     private: bool,
 ) -> Blocked | None:
@@ -130,8 +131,10 @@ def blocked(
     if rows_axis not in sizes:
         return None
     for first, second in (factors, factors[::-1]):
-        found = _stencil(stage, first, second, places, sizes[rows_axis], lanes, registers, private)
-        found = found or _dual(stage, first, second, places, sizes[rows_axis], lanes, registers, private)
+        found = _stencil(stage, first, second, places, sizes[rows_axis], lanes, least, registers, private)
+        found = found or _dual(
+            stage, first, second, places, sizes[rows_axis], lanes, least, registers, private
+        )
         if found is not None:
             return found
     return None
@@ -152,10 +155,14 @@ def steps(access: Access, places: Mapping[str, Place]) -> dict[str, int]:
     return dict(places[access.tensor].address(access).terms)
 
 
-def _width(axis: Axis, lanes: int) -> tuple[int, bool] | None:
+# No vector is narrower than this, in bytes.
+NARROWEST = 16
+
+
+def _width(axis: Axis, lanes: int, least: int) -> tuple[int, bool] | None:
     """Lanes that suit the length of a row, and whether its last vector is masked."""
     for width in (lanes, lanes // 2, lanes // 4):
-        if width >= 2 and axis.size % width == 0:
+        if width >= least and axis.size % width == 0:
             return width, False
     return (lanes, True) if axis.size > lanes else None
 
@@ -167,6 +174,7 @@ def _stencil(
     places: Mapping[str, Place],
     rows: Axis,
     lanes: int,
+    least: int,
     registers: int,
     private: bool,
 ) -> Blocked | None:
@@ -176,7 +184,7 @@ def _stencil(
     vector = _image_vector(stage, write, a, b)
     if vector is None or rows == vector or rows.name not in write or rows.name in b or rows.name not in a:
         return None
-    width = _width(vector, lanes)
+    width = _width(vector, lanes, least)
     if width is None:
         return None
     lanes, masked = width
@@ -300,6 +308,7 @@ def _dual(
     places: Mapping[str, Place],
     rows: Axis,
     lanes: int,
+    least: int,
     registers: int,
     private: bool,
 ) -> Blocked | None:
@@ -316,7 +325,7 @@ def _dual(
         or rows.name not in b
     ):
         return None
-    width = _width(vector, lanes)
+    width = _width(vector, lanes, least)
     if width is None:
         return None
     lanes, masked = width

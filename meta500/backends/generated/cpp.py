@@ -10,14 +10,17 @@ from meta500.backends.generated import memory
 from meta500.backends.generated.contraction import Blocked
 from meta500.backends.generated.cpp_contraction import blocked_body
 from meta500.backends.generated.cpp_nest import Lines, merge_body, nest_body
+from meta500.backends.generated.cpp_winograd import prepare_body, winograd_body
 from meta500.backends.generated.cpp_winograd_gradient import gradient_body, gradient_merge_body
 from meta500.backends.generated.images import IMAGES
 from meta500.backends.generated.ir import Axis, Stage
 from meta500.backends.generated.cpp_pixelwise import pixelwise_body
 from meta500.backends.generated.layout import EXTERNAL, OWN, SHARED, Place
+from meta500.backends.generated.nests import Nest
 from meta500.backends.generated.pixelwise import Pixelwise
 from meta500.backends.generated.schedule import Kernel, Schedule, Step
 from meta500.backends.generated.sweeps import Sweep
+from meta500.backends.generated.winograd import Winograd
 from meta500.backends.generated.winograd_gradient import WinogradGradient
 
 # So many kernels go into one file: files are compiled in parallel.
@@ -56,20 +59,28 @@ def arguments(*stages: Stage) -> list[Argument]:
     names: dict[str, str] = {}
     for tensor in (*read, *written):
         text = re.sub(r"\W+", "_", tensor).strip("_") or "t"
-        text = f"t_{text}" if text[0].isdigit() or text in _RESERVED else text
+        if text[0].isdigit() or text in _RESERVED or _NUMBERED.fullmatch(text):
+            text = f"t_{text}"
         while text in names.values():
             text += "_"
         names[tensor] = text
     return [Argument(t, names[t], t in written) for t in (*read, *written)]
 
 
+# Local variables of kernels.
+_NUMBERED = re.compile(
+    r"([axdp]|even|odd|tap|part|image|sum|total|column|next|every|result)\d\w*"
+)
 _RESERVED = {
+    "from", "to", "weight", "filter", "window", "sums", "line", "group", "before", "after", "wide", "scratch",
+    "transformed",
     "lo", "hi", "row", "winner", "total", "sum", "term", "better", "real", "copies", "pitch", "part", "at", "copy",
     "n", "c", "i", "j", "k", "r", "q", "h", "w", "g", "l", "t", "int", "long", "for", "if", "float", "double",
     "const", "bool", "new", "delete", "class", "default", "operator", "register", "return", "this", "union", "vec",
     "p", "u", "d", "x", "a", "template", "switch", "case", "while", "do", "else", "signed", "unsigned", "short", "char", "void", "static",
     "auto", "break", "continue", "enum", "extern", "goto", "inline", "struct", "typedef", "volatile", "namespace",
     "using", "try", "catch", "throw", "and", "or", "not", "xor", "true", "false", "asm", "export", "friend",
+    "band", "tiles", "tile", "column", "from", "to", "plane", "held_planes", "moving_planes", "scratch", "sums",
     "mutable", "private", "protected", "public", "explicit", "virtual", "typename", "typeid", "sizeof", "log", "exp",
 }  # fmt: skip
 
@@ -92,13 +103,12 @@ def kernel_text(kernel: Kernel, schedule: Schedule) -> str:
     lines.append(f"// {kernel.nest}")
     lines.append(f"{_signature(kernel, schedule)}")
     lines.append("{")
-    body = blocked_body if isinstance(kernel.nest, Blocked) else nest_body
-    if isinstance(kernel.nest, Pixelwise):
-        body = pixelwise_body
-    if isinstance(kernel.nest, WinogradGradient):
-        body = gradient_body
-    lines += body(kernel.nest, places, _names(given))  # type: ignore[operator]
+    lines += _body(kernel.nest, places, _names(given))
     lines.append("}")
+    if isinstance(kernel.nest, Winograd):
+        lines += ["", "// The weights at the points of the transforms.", _prepare_signature(kernel), "{"]
+        lines += prepare_body(kernel.nest, places, _names(given))
+        lines.append("}")
     for part in kernel.sums:
         assert part.merge is not None
         lines += ["", f"{_merge_signature(part, schedule)}", "{"]
@@ -112,6 +122,19 @@ def kernel_text(kernel: Kernel, schedule: Schedule) -> str:
             lines += merge_body(part.merge, partial, schedule.places, names, split)
         lines.append("}")
     return "\n".join(lines) + "\n"
+
+
+def _body(nest: object, places: Mapping[str, Place], names: Mapping[str, str]) -> list[str]:
+    if isinstance(nest, Blocked):
+        return blocked_body(nest, places, names)
+    if isinstance(nest, Winograd):
+        return winograd_body(nest, places, names)
+    if isinstance(nest, WinogradGradient):
+        return gradient_body(nest, places, names)
+    if isinstance(nest, Pixelwise):
+        return pixelwise_body(nest, places, names)
+    assert isinstance(nest, Nest)
+    return nest_body(nest, places, names)
 
 
 def _arguments(kernel: Kernel) -> list[Argument]:
@@ -146,7 +169,21 @@ def _signature(kernel: Kernel, schedule: Schedule) -> str:
     used = kernel.nest.split is not None
     if kernel.scratch:
         parameters += ", real* __restrict scratch"
+    if kernel.prepared:
+        parameters += ", const real* __restrict transformed"
     return f"void {kernel.name}({parameters}, long {'lo' if used else ''}, long {'hi' if used else ''})"
+
+
+def _weights(kernel: Kernel) -> Argument:
+    """What is transformed before the region of a kernel begins."""
+    assert isinstance(kernel.nest, Winograd)
+    return next(a for a in _arguments(kernel) if a.tensor == kernel.nest.direct.second.access.tensor)
+
+
+def _prepare_signature(kernel: Kernel) -> str:
+    weights = _weights(kernel).name
+    given = f"const real* __restrict {weights}, real* __restrict transformed"
+    return f"void {kernel.name}_prepare({given}, long lo, long hi)"
 
 
 def _merge_signature(kernel: Kernel, schedule: Schedule) -> str:
@@ -178,6 +215,8 @@ def _header(schedule: Schedule, kernels: list[Kernel]) -> str:
     ]
     for kernel in kernels:
         lines.append(f"{_signature(kernel, schedule)};")
+        if kernel.prepared:
+            lines.append(f"{_prepare_signature(kernel)};")
         lines += [f"{_merge_signature(part, schedule)};" for part in kernel.sums]
     lines += ["", f"}}  // namespace {NAMESPACE}", ""]
     return "\n".join(lines)
@@ -270,11 +309,27 @@ def _call(kernel: Kernel, schedule: Schedule, image: bool, bounds: tuple[str, st
             places.append(_pointer(schedule.places[a.tensor], batched, a.tensor, schedule, image))
     if kernel.scratch:
         places.append(f"reinterpret_cast<real*>(own + {schedule.scratch})")
+    if kernel.prepared:
+        places.append(f"reinterpret_cast<const real*>(shared + {schedule.prepared[kernel.name]})")
     size = kernel.nest.split.size if kernel.nest.split is not None else 1
     low, high = bounds or ("0", str(size))
     if not image:
         low, high = (_share(size, kernel.granule, part) for part in ("part", "part + 1"))
-    call = f"{kernel.name}({', '.join(places)}, {low}, {high});"
+    return _measured(f"{kernel.name}({', '.join(places)}, {low}, {high});", kernel, schedule)
+
+
+def _prepare_call(kernel: Kernel, schedule: Schedule) -> str:
+    assert isinstance(kernel.nest, Winograd)
+    weights = _weights(kernel).tensor
+    pieces = [
+        _pointer(schedule.places[weights], False, weights, schedule, False),
+        f"reinterpret_cast<real*>(shared + {schedule.prepared[kernel.name]})",
+        *(_share(kernel.nest.results.size, kernel.nest.block, part) for part in ("part", "part + 1")),
+    ]
+    return _measured(f"{kernel.name}_prepare({', '.join(pieces)});", kernel, schedule)
+
+
+def _measured(call: str, kernel: Kernel, schedule: Schedule) -> str:
     if schedule.options.profile:
         number = [k.name for step in schedule.steps for k in step.kernels].index(kernel.name)
         call = f"{{ meta500::Stopwatch watch(instance.seconds[part][{number}]); {call} }}"
@@ -320,6 +375,11 @@ def _region(out: Lines, number: int, step: Step, schedule: Schedule) -> None:
         place = schedule.partials[kernel.name]
         size = place.size * memory.element_bytes(place, schedule.options.real_bytes)
         out.add(f"std::memset(partial + {place.offset}, 0, {size});")
+    prepared = [kernel for kernel in step.kernels if kernel.prepared]
+    for kernel in prepared:
+        out.add(_prepare_call(kernel, schedule))
+    if prepared:
+        out.add("meta500::wait();")
     if step.kind == IMAGES:
         count = schedule.batch.count
         out.add(

@@ -8,11 +8,13 @@ from fractions import Fraction
 from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.contraction import shifted
 from meta500.backends.generated.cpp_contraction import VectorPrinter
-from meta500.backends.generated.cpp_expressions import index
+from meta500.backends.generated.cpp_expressions import index, number
 from meta500.backends.generated.cpp_nest import Lines
+from meta500.backends.generated.cpp_winograd_gradient import linear
 from meta500.backends.generated.expressions import Load
 from meta500.backends.generated.layout import Place
-from meta500.backends.generated.winograd import Matrix, Transforms, Winograd, window
+from meta500.backends.generated.toom_cook import Matrix, ToomCook
+from meta500.backends.generated.winograd import Winograd, window
 
 # Pointers that the function gets beside those of the tensors.
 SCRATCH, TRANSFORMED = "scratch", "transformed"
@@ -21,8 +23,8 @@ SCRATCH, TRANSFORMED = "scratch", "transformed"
 def winograd_body(plan: Winograd, places: Mapping[str, Place], names: Mapping[str, str]) -> list[str]:
     """The body of the function: ``lo`` and ``hi`` bound the rows, both multiples of the granule.
 
-    Beside the tensors it has the arguments ``transformed``, the weights as :func:`prepare_body` leaves them, and
-    ``scratch``.
+    Beside the tensors its arguments are ``scratch`` and ``transformed``, the weights as :func:`prepare_body`
+    leaves them.
     """
     out = Lines()
     out.depth = 1
@@ -67,17 +69,19 @@ def _single(out: Lines, plan: Winograd, printer: VectorPrinter) -> None:
     )
     _loop(out, summed.name, summed.size)
     _loop(out, "part", vector.size // lanes + 2)
-    out.add(
-        f"const long {j} = part == 0 ? 0 : meta500::sooner(1 + (part - 1) * {lanes}, {vector.size + 2 - lanes});"
-    )
+    last = vector.size + 2 - lanes
+    out.add(f"const long {j} = part == 0 ? 0 : meta500::sooner(1 + (part - 1) * {lanes}, {last});")
     start, step = _image(plan, printer, j)
     out.add(f"const real* const from = {printer.names[plan.direct.first.access.tensor]} + {index(start)};")
     out.add(f"real* const to = {SCRATCH} + {lanes - 1} + {summed.name} * {plan.pitch} + {j};")
     for row in range(points):
         out.add(f"const vec image{row} = meta500::load<vec>(from + {row * step});")
     given = [f"image{row}" for row in range(points)]
-    for point, text in _by_rows(out, plan.down.data, given, "half", _real):
+
+    def keep(point: int, text: str) -> None:
         out.add(f"meta500::store<vec>(to + {point * plan.plane}, {text});")
+
+    linear(out, plan.down.data, given, keep)
     out.close(2)
     _loop(out, f"{k}_block", results.size, block)
     _loop(out, j, vector.size, lanes)
@@ -100,16 +104,19 @@ def _single(out: Lines, plan: Winograd, printer: VectorPrinter) -> None:
         out.open("")
         out.add(f"const long {k} = {k}_block + {b};")
         given = [f"sum{point}_{b}" for point in range(points)]
-        for row, text in _by_columns(out, plan.down.result, given, "pair", _real):
+
+        def finish(row: int, text: str) -> None:
             out.open("")
             out.add(f"const long {plan.split.name} = {plan.split.name}_tile + {row};")
             _finished(out, plan, printer, text, 0)
             out.close()
+
+        _by_columns(out, plan.down.output, given, finish)
         out.close()
     out.close(2)
 
 
-def _double(out: Lines, plan: Winograd, across: Transforms, printer: VectorPrinter) -> None:
+def _double(out: Lines, plan: Winograd, across: ToomCook, printer: VectorPrinter) -> None:
     """In both directions: planes of transformed tiles, a plane for every point across."""
     wide = "wide" if plan.groups > 1 else "vec"
     lanes, side, block, groups = plan.lanes, plan.side, plan.block, plan.groups
@@ -125,29 +132,30 @@ def _double(out: Lines, plan: Winograd, across: Transforms, printer: VectorPrint
         _loop(out, "group", groups)
     start, step = _image(plan, printer, j)
     # The rows of the window but for its first column.
-    start = start + 1 + (Affine.axis("group", plan.down.outputs * step) if groups > 1 else 0)
+    start = start + 1 + (Affine.axis("group", len(plan.down.output) * step) if groups > 1 else 0)
     out.add(f"const real* from = {printer.names[plan.direct.first.access.tensor]} + {index(start)};")
-    place = f"{SCRATCH} + ({j} - {j}_stretch) / {plan.columns} * {lines * plan.plane} + {summed.name} * {plan.pitch}"
+    tile = f"({j} - {j}_stretch) / {plan.columns}"
+    place = f"{SCRATCH} + {tile} * {lines * plan.plane} + {summed.name} * {plan.pitch}"
     place += f" + group * {side}" if groups > 1 else ""
     out.add(f"real* to = {place};")
     out.add(f"vec window[{lines}][{points}];")
     out.open(f"for (long row = 0; row < {points}; ++row, from += {step})")
-    given = _phases(out, across.outputs, side)
-    for line, text in _by_rows(out, across.data, given, "half", _real):
-        out.add(f"window[{line}][row] = {text};")
+    given = _phases(out, len(across.output), side)
+    linear(out, across.data, given, lambda line, text: out.add(f"window[{line}][row] = {text};"))
     out.close()
     out.open(f"for (long line = 0; line < {lines}; ++line, to += {plan.plane})")
     given = [f"window[line][{row}]" for row in range(points)]
-    for point, text in _by_rows(out, plan.down.data, given, "half", _real):
+
+    def keep(point: int, text: str) -> None:
         out.add(f"meta500::store<vec>(to + {point * lanes}, {text});")
+
+    linear(out, plan.down.data, given, keep)
     out.close(3 + (groups > 1))
     _loop(out, f"{k}_block", results.size, block)
     _along(out, plan)
-    out.add(f"alignas(64) real sums[{lines}][{block}][{plan.down.outputs}][{lanes}];")
+    out.add(f"alignas(64) real sums[{lines}][{block}][{len(plan.down.output)}][{lanes}];")
     _loop(out, "line", lines)
-    out.add(
-        f"const real* at = {SCRATCH} + (({j} - {j}_stretch) / {plan.columns} * {lines} + line) * {plan.plane};"
-    )
+    out.add(f"const real* at = {SCRATCH} + ({tile} * {lines} + line) * {plan.plane};")
     size = summed.size * points
     out.add(f"const real* weight = {TRANSFORMED} + ({k}_block * {lines} + line * {block}) * {size};")
     for point in range(points):
@@ -164,23 +172,25 @@ def _double(out: Lines, plan: Winograd, across: Transforms, printer: VectorPrint
     for b in range(block):
         out.open("")
         given = [f"sum{point}_{b}" for point in range(points)]
-        for row, text in _by_columns(out, plan.down.result, given, "pair", _real, wide):
+
+        def add_up(row: int, text: str, b: int = b) -> None:
             out.add(f"meta500::store<{wide}>(sums[line][{b}][{row}], {text});")
+
+        _by_columns(out, plan.down.output, given, add_up, wide)
         out.close()
     out.close()
     out.open(f"for (long {k} = {k}_block; {k} < {k}_block + {block}; ++{k})")
-    _loop(out, "row", plan.down.outputs)
+    _loop(out, "row", len(plan.down.output))
     if groups > 1:
         _loop(out, "group", groups)
-    shift = f" + group * {plan.down.outputs}" if groups > 1 else ""
+    shift = f" + group * {len(plan.down.output)}" if groups > 1 else ""
     out.add(f"const long {rows} = {rows}_tile + row{shift};")
     offset = f" + group * {side}" if groups > 1 else ""
     for line in range(lines):
         out.add(f"const vec total{line} = meta500::load<vec>(sums[{line}][{k} - {k}_block][row]{offset});")
     given = [f"total{line}" for line in range(lines)]
-    for column, text in _by_columns(out, across.result, given, "pair", _real):
-        out.add(f"const vec column{column} = {text};")
-    for part, text in enumerate(_woven(out, [f"column{c}" for c in range(across.outputs)])):
+    _by_columns(out, across.output, given, lambda c, text: out.add(f"const vec column{c} = {text};"))
+    for part, text in enumerate(_woven(out, [f"column{c}" for c in range(len(across.output))])):
         _finished(out, plan, printer, text, part * side)
     out.close(5 + (groups > 1))
 
@@ -199,7 +209,7 @@ def _phases(out: Lines, outputs: int, lanes: int) -> list[str]:
     names = [f"next{part}" for part in range(outputs)]
     for part, name in enumerate(names):
         out.add(f"const vec {name} = meta500::load<vec>(from + {part * lanes});")
-    # Halved again and again: every second element of pairs of vectors, first all even ones, then all odd ones.
+    # Halved again and again: of pairs of vectors all even elements, then all odd ones.
     step = 1
     while step < outputs:
         pairs = list(zip(names[::2], names[1::2], strict=True))
@@ -242,7 +252,7 @@ def _finished(out: Lines, plan: Winograd, printer: VectorPrinter, text: str, shi
 
 
 def prepare_body(plan: Winograd, places: Mapping[str, Place], names: Mapping[str, str]) -> list[str]:
-    """The body of the function that transforms the weights, for results ``lo`` to ``hi`` (multiples of the block).
+    """The body of the function that transforms the weights: ``lo`` and ``hi`` bound the results.
 
     G g, or G g G^T, in double precision; they lie in the order in which the products use them.
     """
@@ -269,105 +279,50 @@ def prepare_body(plan: Winograd, places: Mapping[str, Place], names: Mapping[str
             offset += address.coefficient(across) * (-column if begin[across] else column)
             lanes = ", ".join(f"filter[{offset + lane * step}]" for lane in range(block))
             out.add(f"const vec tap{row}_{column} = {{{lanes}}};")
+    kind = ("vec", repr)
     for column in range(3):
-        given = [f"tap{row}_{column}" for row in range(3)]
-        for point, text in _by_rows(out, plan.down.kernel, given, f"half{column}_", _double_number):
+
+        def keep(point: int, text: str, column: int = column) -> None:
             if plan.across is None:
                 out.add(f"meta500::store_narrow(to + {(point * 3 + column) * block}, {text});")
             else:
                 out.add(f"const vec part{point}_{column} = {text};")
+
+        linear(out, plan.down.filter, [f"tap{row}_{column}" for row in range(3)], keep, kind)
     if plan.across is not None:
         plane = block * points * plan.summed.size
         for point in range(points):
-            given = [f"part{point}_{column}" for column in range(3)]
-            for line, text in _by_rows(out, plan.across.kernel, given, f"across{point}_", _double_number):
+
+            def put(line: int, text: str, point: int = point) -> None:
                 out.add(f"meta500::store_narrow(to + {line * plane + point * block}, {text});")
+
+            linear(out, plan.across.filter, [f"part{point}_{column}" for column in range(3)], put, kind)
     out.close(2)
     return out.lines
 
 
-def _real(value: Fraction) -> str:
-    return f"real({float(value)!r})"
-
-
-def _double_number(value: Fraction) -> str:
-    return repr(float(value))
-
-
-Terms = Sequence[tuple[Fraction, str]]
-Number = Callable[[Fraction], str]
-
-
-def _sum(terms: Terms, number: Number) -> str:
-    """factor * name + ... as text, those with a positive factor first."""
-    text = ""
-    for factor, name in sorted((t for t in terms if t[0]), key=lambda t: t[0] < 0):
-        sign = "-" if factor < 0 else "+" if text else ""
-        product = name if abs(factor) == 1 else f"{number(abs(factor))} * {name}"
-        text += f" {sign} {product}" if text else f"{sign}{product}"
-    return text
-
-
-def _by_rows(
-    out: Lines, matrix: Matrix, given: Sequence[str], prefix: str, number: Number
-) -> list[tuple[int, str]]:
-    """A matrix times a vector of names as (row, expression).
-
-    The rows of a point and of its negative have entries that are equal or opposite: these two halves of the sums
-    are computed once, under names that begin with ``prefix``.
-    """
-    found: list[tuple[int, str]] = []
-    row = 0
-    while row < len(matrix):
-        one = list(zip(matrix[row], given, strict=True))
-        two = matrix[row + 1] if row + 1 < len(matrix) else [Fraction(1)] * len(one)
-        same = [t for t, b in zip(one, two, strict=True) if t[0] and t[0] == b]
-        other = [t for t, b in zip(one, two, strict=True) if t[0] and t[0] == -b]
-        alike = all(abs(a) == abs(b) for (a, _), b in zip(one, two, strict=True))
-        if not same or not other or not alike:
-            found.append((row, _sum(one, number)))
-            row += 1
-            continue
-        halves = []
-        for kind, terms in (("same", same), ("other", other)):
-            scale, name = terms[-1]
-            if len(terms) > 1:
-                name = f"{prefix}{row}_{kind}"
-                out.add(f"const vec {name} = {_sum([(a / scale, n) for a, n in terms], number)};")
-            halves.append((scale, name))
-        first, second = halves
-        found.append((row, _sum([first, second], number)))
-        found.append((row + 1, _sum([first, (-second[0], second[1])], number)))
-        row += 2
-    return found
-
-
 def _by_columns(
-    out: Lines, matrix: Matrix, given: Sequence[str], prefix: str, number: Number, vector: str = "vec"
-) -> list[tuple[int, str]]:
-    """A matrix times a vector of names as (row, expression).
+    out: Lines, matrix: Matrix, given: Sequence[str], use: Callable[[int, str], None], vector: str = "vec"
+) -> None:
+    """A matrix by variables of C++, as :func:`linear`.
 
-    The columns of a point and of its negative have entries that are equal or opposite: sums and differences of the
-    two names are computed once.
+    The columns of a point and of its negative differ by signs only: sums and differences of their variables
+    are computed once.
     """
-    rows: list[list[tuple[Fraction, str]]] = [[] for _ in matrix]
     columns = list(zip(*matrix, strict=True))
+    found: list[tuple[str, Sequence[Fraction]]] = []
     position = 0
     while position < len(columns):
-        one = columns[position]
-        two = columns[position + 1] if position + 1 < len(columns) else ()
-        alike = bool(two) and all(abs(a) == abs(b) for a, b in zip(one, two, strict=True))
-        if not alike:
-            for row, a in enumerate(one):
-                rows[row].append((a, given[position]))
+        pair = columns[position : position + 2]
+        name = given[position]
+        if len(pair) < 2 or any(abs(a) != abs(b) for a, b in zip(*pair, strict=True)):
+            found.append((name, pair[0]))
             position += 1
             continue
-        names = {}
-        for sign, kind in ((1, "sum"), (-1, "difference")):
-            names[sign] = f"{prefix}_{kind}{position}"
-            text = f"{given[position]} {'+' if sign > 0 else '-'} {given[position + 1]}"
-            out.add(f"const {vector} {names[sign]} = {text};")
-        for row, (a, b) in enumerate(zip(one, two, strict=True)):
-            rows[row].append((a, names[1 if a == b else -1]))
+        other = given[position + 1]
+        out.add(f"const {vector} {name}_plus = {name} + {other}, {name}_minus = {name} - {other};")
+        found.append((f"{name}_plus", [a if a == b else Fraction(0) for a, b in zip(*pair, strict=True)]))
+        found.append((f"{name}_minus", [a if a != b else Fraction(0) for a, b in zip(*pair, strict=True)]))
         position += 2
-    return [(row, _sum(terms, number)) for row, terms in enumerate(rows)]
+    rows = tuple(zip(*(column for _, column in found), strict=True))
+    linear(out, rows, [name for name, _ in found], use, (vector, number))

@@ -65,6 +65,10 @@ def _tile(out: Lines, plan: WinogradGradient, printer: Printer, held: bool, colu
     return address.coefficient(rows)
 
 
+def _assign(out: Lines, pattern: str) -> Callable[[int, str], None]:
+    return lambda row, text: out.add(pattern.format(row, text))
+
+
 def _store(out: Lines, plane: int) -> Callable[[int, str], None]:
     return lambda number, text: out.add(f"meta500::store<vec>(plane + {number * plane}, {text});")
 
@@ -146,7 +150,9 @@ def _held(out: Lines, plan: WinogradGradient, printer: Printer, point: int | Non
 
 
 def _headline(factor: str, point: int | None) -> str:
-    return f"// The {factor} factor at the points down" + ("." if point is None else f", point {point} across.")
+    return f"// The {factor} factor at the points down" + (
+        "." if point is None else f", point {point} across."
+    )
 
 
 def _balanced(terms: Sequence[str]) -> str:
@@ -209,26 +215,23 @@ def gradient_merge_body(
 ) -> list[str]:
     """The body of the function that adds up the private copies and goes from sums of products to taps.
 
-    ``part`` points to the first copy, ``pitch`` elements lie between copies, ``copies`` is their number. ``lo``
-    and ``hi`` bound the axis ``split``; blocks that begin in the range belong to it.
+    ``part`` points to the first copy, ``pitch`` elements lie between copies, ``copies`` is their number.
+    ``lo`` and ``hi`` bound the axis ``split``; blocks that begin in the range belong to it.
     """
     out = Lines()
     out.depth = 1
     for axis, block in zip((plan.held, plan.moving), plan.block, strict=True):
-        low, high = (
-            (f"(lo + {block - 1}) / {block} * {block}", "hi") if axis == split else ("0", f"{axis.size}")
-        )
-        out.open(
-            f"for (long {axis.name}_block = {low}; {axis.name}_block < {high}; {axis.name}_block += {block})"
-        )
+        name, low, high = f"{axis.name}_block", "0", str(axis.size)
+        if axis == split:
+            low, high = f"(lo + {block - 1}) / {block} * {block}", "hi"
+        out.open(f"for (long {name} = {low}; {name} < {high}; {name} += {block})")
     held, moving = plan.held.name, plan.moving.name
     blocks = f"{held}_block / {plan.block[0]} * {plan.moving.size // plan.block[1]}"
     out.add(f"const real* from = part + ({blocks} + {moving}_block / {plan.block[1]}) * {plan.pitch};")
     count, plane = plan.down.products, plan.copy // plan.planes
     out.add("// In double: the rounding of these few operations would add to that of the long sums.")
-    out.add(
-        f"double sums[{plan.planes}][{plan.pitch}] = {{}}, weights[{3 * (3 if plan.across else 1)}][{plan.pitch}];"
-    )
+    out.add(f"double sums[{plan.planes}][{plan.pitch}] = {{}};")
+    out.add(f"double weights[{3 * (3 if plan.across else 1)}][{plan.pitch}];")
     out.open("for (int copy = 0; copy < copies; ++copy)")
     _loop(out, "plane", plan.planes)
     out.add("#pragma omp simd")
@@ -239,40 +242,28 @@ def gradient_merge_body(
     _loop(out, "at", plan.pitch)
     if plan.across is None:
         given = [f"sums[{n}][at]" for n in range(count)]
-        linear(out, plan.down.result, given, lambda r, text: out.add(f"weights[{r}][at] = {text};"), DOUBLE)
+        linear(out, plan.down.result, given, _assign(out, "weights[{}][at] = {};"), DOUBLE)
     else:
         for h in range(plan.across.products):
             given = [f"sums[{h * count + n}][at]" for n in range(count)]
-            linear(
-                out,
-                plan.down.result,
-                given,
-                lambda r, text, h=h: out.add(f"const double row{r}_{h} = {text};"),
-                DOUBLE,
-            )
+            linear(out, plan.down.result, given, _assign(out, f"const double row{{}}_{h} = {{}};"), DOUBLE)
         for r in range(3):
             given = [f"row{r}_{h}" for h in range(plan.across.products)]
-            linear(
-                out,
-                plan.across.result,
-                given,
-                lambda q, text, r=r: out.add(f"weights[{r * 3 + q}][at] = {text};"),
-                DOUBLE,
-            )
+            rows = f"weights[{r} * 3 + {{}}][at] = {{}};"
+            linear(out, plan.across.result, given, _assign(out, rows), DOUBLE)
     out.close()
     printer = Printer(places, names)
     for axis, block in zip((plan.held, plan.moving), plan.block, strict=True):
-        out.open(
-            f"for (long {axis.name} = {axis.name}_block; {axis.name} < {axis.name}_block + {block}; ++{axis.name})"
-        )
+        name = axis.name
+        out.open(f"for (long {name} = {name}_block; {name} < {name}_block + {block}; ++{name})")
     _loop(out, plan.row_tap.name, 3)
     _loop(out, plan.column_tap.name, 3)
     number_in_block = f"({held} - {held}_block) * {plan.block[1]} + {moving} - {moving}_block"
-    r, q = plan.row_tap.name, plan.column_tap.name
+    down, right = plan.row_tap.name, plan.column_tap.name
     if plan.across is None:
-        out.add(f"real total = real(weights[{r}][({number_in_block}) * 3 + {q}]);")
+        out.add(f"real total = real(weights[{down}][({number_in_block}) * 3 + {right}]);")
     else:
-        out.add(f"real total = real(weights[{r} * 3 + {q}][{number_in_block}]);")
+        out.add(f"real total = real(weights[{down} * 3 + {right}][{number_in_block}]);")
     merge_end(out, stage, printer)
     out.close(6)
     return out.lines

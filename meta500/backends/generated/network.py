@@ -15,8 +15,9 @@ from meta500.backends.checks import check_cotangent
 from meta500.backends.generated.adjoint import METHODS, differentiate, without_dead_stages
 from meta500.backends.generated.fusion import fused
 from meta500.backends.generated.ir import PARAMETER, RANDOM, REAL, Program, Tensor
-from meta500.backends.generated.library import Executable
+from meta500.backends.generated.library import Executable, build
 from meta500.backends.generated.lower import BACKEND, lower, rules
+from meta500.backends.generated.manifest import Manifest, known, network_digest, program_key, remember
 from meta500.backends.generated.packing import Packing, packed
 from meta500.backends.generated.schedule import Options, Schedule, schedule
 from meta500.backends.generated.updates import with_update
@@ -114,11 +115,15 @@ class GeneratedNetwork(Network):
                 self._tensors.setdefault(name, array)
         self.real = self._real_type()
         self._pack()
+        self._digest = network_digest(self.model, self._parameters)
         # Lowering now refuses what can't be generated before anything is fed.
         if all(isinstance(t, TensorType) and t.static for t in self.model.inputs.values()):
-            for training in (False, True):
-                model = infer_types(self._forms[training][0], strict=False)
-                lower(model, list(self.model.outputs), self._external(model))
+            key = program_key(self._digest, self.target, "lowered")
+            if not known(key):
+                for training in (False, True):
+                    model = infer_types(self._forms[training][0], strict=False)
+                    lower(model, list(self.model.outputs), self._external(model))
+                remember(key)
 
     def _real_type(self) -> np.dtype:
         found = set()
@@ -232,36 +237,34 @@ class GeneratedNetwork(Network):
         self, form: Form, fed: dict[str, np.ndarray], state: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, np.ndarray]:
         executable = self.executable(form)
-        program = executable.schedule.program
+        manifest = executable.manifest
         arrays: dict[str, np.ndarray] = {}
-        results = {name: program.outputs[name] for name in form.outputs}
-        for name in executable.schedule.external:
-            tensor = program.tensors[name]
+        self._last = {}
+        for name, shape, kind in manifest.external:
             if name in fed:
                 arrays[name] = fed[name]
             elif name == RANDOM:
                 arrays[name] = np.array([self.seed, self._runs], np.int64)
             elif state and name in state:
                 arrays[name] = state[name]
-            elif name == executable.parameters:
+            elif name == manifest.parameters:
                 arrays[name] = self.packed
-            elif name in program.constants:
-                arrays[name] = self._constant(program, name)
+            elif name in manifest.constants:
+                arrays[name] = self._constant(manifest, name, kind)
             elif name in self._tensors:
                 arrays[name] = self._contiguous(name)
             else:
-                arrays[name] = self._buffer(name, tensor.shape, self._dtype(tensor.dtype))
+                arrays[name] = self._buffer(name, shape, self._dtype(kind))
         executable.run(arrays)
         self._runs += 1
-        found = {name: arrays[tensor] for name, tensor in results.items()}
+        found = {name: arrays[manifest.outputs[name]] for name in form.outputs}
         self._last = {name: fed[name] for name in fed if name != COTANGENT} | found
-        for name, tensor in program.gradients.items():
+        for name, tensor in manifest.gradients.items():
             array = arrays[tensor]
-            self._last[GRADIENT_PREFIX + name] = (
-                self.view(array, name) if tensor == executable.gradients else array
-            )
+            packed_gradients = tensor == manifest.packed_gradients
+            self._last[GRADIENT_PREFIX + name] = self.view(array, name) if packed_gradients else array
         for statistic, _ in form.updates:
-            self._tensors[statistic] = np.array(arrays[program.updates[statistic]])
+            self._tensors[statistic] = np.array(arrays[manifest.updates[statistic]])
         return found
 
     def _dtype(self, kind: str) -> np.dtype:
@@ -273,16 +276,15 @@ class GeneratedNetwork(Network):
             array = self._tensors[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         return array
 
-    def _constant(self, program: Program, name: str) -> np.ndarray:
-        key = f"constant {id(program)} {name}"
-        if key not in self._buffers:
-            dtype = self._dtype(program.tensors[name].dtype)
-            self._buffers[key] = np.asarray(program.constants[name], dtype, order="C")
-        return self._buffers[key]
+    def _constant(self, manifest: Manifest, name: str, kind: str) -> np.ndarray:
+        array = manifest.constants[name]
+        dtype = self._dtype(kind)
+        if array.dtype != dtype or not array.flags.c_contiguous:
+            array = manifest.constants[name] = np.asarray(array, dtype, order="C")
+        return array
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """An array for a result: the one of the last run if nobody else holds it any more."""
-        self._last.pop(name, None)
         array = self._buffers.pop(name, None)
         # Two references: this variable and the argument of getrefcount.
         if array is None or array.shape != shape or array.dtype != dtype or sys.getrefcount(array) > 2:
@@ -300,9 +302,18 @@ class GeneratedNetwork(Network):
             UnsupportedOperation: a node that cannot be generated.
         """
         if form not in self._executables:
-            plan, parameters, gradients = self.planned(form)
-            self._executables[form] = Executable(plan, self.target, parameters, gradients)
+            options = self._schedule_options()
+            key = program_key(self._digest, self.target, form, options, self.adjoint)
+            manifest = Manifest.load(key)
+            if manifest is None:
+                manifest = self._built(form)
+                manifest.save(key)
+            self._executables[form] = Executable(manifest, lambda: self.planned(form)[0])
         return self._executables[form]
+
+    def _built(self, form: Form) -> Manifest:
+        plan, parameters, gradients = self.planned(form)
+        return build(plan, self.target, parameters, gradients)
 
     def planned(self, form: Form) -> tuple[Schedule, str, str]:
         """The schedule of a form, and the names of its packed parameters and gradients ("" for none)."""
@@ -403,7 +414,7 @@ class GeneratedNetwork(Network):
                 current[...] = tensor
             return
         self._tensors[name] = tensor
-        baked = any(name in e.schedule.program.baked for e in self._executables.values())
+        baked = any(name in e.manifest.baked for e in self._executables.values())
         if baked or name not in self._external(self.model):
             # Its value may be part of the generated code.
             graph = self.model.graph

@@ -1,4 +1,4 @@
-"""Optimizers whose step is generated together with the network: one call computes loss, gradients and update."""
+"""Optimizers whose step is generated with the network: one call computes loss, gradients and update."""
 
 from __future__ import annotations
 

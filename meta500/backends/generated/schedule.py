@@ -35,6 +35,7 @@ from meta500.backends.generated.nests import Nest
 from meta500.backends.generated.pixelwise import ROWS, Member, Pixelwise, is_total
 from meta500.backends.generated.sweeps import Rows, Sweep, sweeps
 from meta500.backends.generated.transposition import conflict
+from meta500.backends.generated.winograd import Winograd, winograd
 from meta500.backends.generated.winograd_gradient import WinogradGradient, winograd_gradient
 from meta500.errors import UserError
 
@@ -86,7 +87,7 @@ class Kernel:
     """
 
     name: str
-    nest: Nest | Blocked | WinogradGradient | Companion | Pixelwise | Member
+    nest: Nest | Blocked | Winograd | WinogradGradient | Companion | Pixelwise | Member
     merge: Stage | None = None
     companion: Kernel | None = None
     members: tuple[Kernel, ...] = ()
@@ -100,6 +101,11 @@ class Kernel:
     def granule(self) -> int:
         """Ranges of the split axis begin at multiples of this."""
         return 1 if isinstance(self.nest, Nest) else self.nest.granule
+
+    @property
+    def preferred(self) -> int:
+        """Rows that it had best be called for at once; 0 where it does not matter."""
+        return self.nest.preferred if isinstance(self.nest, WinogradGradient) else 0
 
     @property
     def sums(self) -> list[Kernel]:
@@ -117,6 +123,11 @@ class Kernel:
     def scratch(self) -> int:
         """Numbers of memory of its own that the kernel needs while it runs."""
         return 0 if isinstance(self.nest, Nest) else self.nest.scratch
+
+    @property
+    def prepared(self) -> int:
+        """Numbers of memory for what all threads compute together before its region begins."""
+        return self.nest.prepared if isinstance(self.nest, Winograd) else 0
 
 
 @dataclass
@@ -142,6 +153,7 @@ class Schedule:
         steps: regions in order.
         shared_bytes, own_bytes, partial_bytes: sizes of the arenas; own and partial ones per thread.
         scratch: where in the own arena kernels find memory for the time of one call.
+        prepared: where in the shared arena kernels find their transformed weights, by kernel name.
     """
 
     program: Program
@@ -155,6 +167,7 @@ class Schedule:
     own_bytes: int = 0
     partial_bytes: int = 0
     scratch: int = 0
+    prepared: dict[str, int] = field(default_factory=dict)
 
     @property
     def total_bytes(self) -> int:
@@ -406,7 +419,13 @@ def _kernel(
     rows_axis = _rows_axis(stage, places)
     name = _identifier(stage.name, names)
     fast = contraction.blocked(
-        _bare(stage) if private else stage, places, rows_axis, options.lanes, options.registers, private
+        _bare(stage) if private else stage,
+        places,
+        rows_axis,
+        options.lanes,
+        contraction.NARROWEST // options.real_bytes,
+        options.registers,
+        private,
     )
     if fast is not None and fast.form == contraction.DUAL and (private or region.kind == WHOLE):
         merge = _merge(stage, program)
@@ -417,7 +436,8 @@ def _kernel(
         if options.threads > 1:
             return Kernel(name, replace(fast, private=True), merge)
     if fast is not None:
-        return Kernel(name, fast, _merge(stage, program) if private else None)
+        chosen = _winograd(fast, places, program, options)
+        return Kernel(name, chosen, _merge(stage, program) if private else None)
     scattered = (
         region.kind == WHOLE
         and options.threads > 1
@@ -431,8 +451,17 @@ def _kernel(
         nest = nests.plan(_bare(stage), places, True, rows_axis)
     if scattered and not private:
         nest = replace(nest, atomic=True)
-    merge = _merge(stage, program) if private else None
-    return Kernel(name, nest, merge)
+    return Kernel(name, nest, _merge(stage, program) if private else None)
+
+
+def _winograd(
+    fast: Blocked, places: Mapping[str, Place], program: Program, options: Options
+) -> Blocked | Winograd:
+    """Winograd's form where it is allowed and faster; weights are transformed before the region begins."""
+    given = program.tensors[fast.second.access.tensor].role in (INPUT, PARAMETER, CONSTANT)
+    if not options.winograd or options.real != "float" or not given:
+        return fast
+    return winograd(fast, places, options.lanes, options.registers) or fast
 
 
 def _partial(kernel: Kernel, program: Program) -> Place:
@@ -468,7 +497,8 @@ def _sweep(step: Step, places: Mapping[str, Place], program: Program, options: O
         named = ROWS if kernel.members else _rows_axis(kernel.stage, places)
         axis = split.name if split is not None and split.name == named else None
         stages = tuple(part.stage for part in kernel.parts)
-        rows.append(Rows(stages, axis, split.size if split else 1, kernel.granule))
+        size = split.size if split else 1
+        rows.append(Rows(stages, axis, size, kernel.granule, kernel.preferred))
     step.sweeps = sweeps(rows, places, program.tensors, options.cache_bytes, options.real_bytes)
 
 
@@ -542,6 +572,9 @@ def _arrange(result: Schedule) -> None:
         shared_lives[name] = (0, 1 << 40)
     found, result.shared_bytes = memory.arrange(kinds[SHARED], shared_lives, real_bytes)
     result.places.update(found)
+    for kernel in (k for s in result.steps for k in s.kernels if k.prepared):
+        result.prepared[kernel.name] = result.shared_bytes
+        result.shared_bytes += -(-kernel.prepared * real_bytes // memory.ALIGNMENT) * memory.ALIGNMENT
     found, result.own_bytes = memory.arrange(kinds[OWN], own_lives, real_bytes)
     result.places.update(found)
     result.scratch = result.own_bytes

@@ -31,12 +31,14 @@ class Rows:
         axis: the split axis; None if it has none.
         size: its length.
         granule: ranges begin at multiples of this.
+        preferred: so many rows at once are worth waiting for; 0 where it does not matter.
     """
 
     stages: tuple[Stage, ...]
     axis: str | None
     size: int
     granule: int
+    preferred: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,9 @@ def _fitting(
         # Bytes per row of the longest kernel; a stencil's halo counts two rows of its own.
         elements = tensors[name].size / tensors[name].shape[0]
         row_bytes += elements * real_bytes / most
-    granule = max(kernel.granule * (most // kernel.size if kernel.size else 1) for kernel in kernels)
+    # A kernel that waits for its preferred number of rows is in step with no other one anyway.
+    granules = [k.granule * (most // k.size if k.size else 1) for k in kernels if not k.preferred]
+    granule = max(granules, default=1)
     for band in _BANDS:
         if band <= most // 2 and band % granule == 0 and row_bytes * (band + 2) <= _SHARE * cache_bytes:
             return band
@@ -151,7 +155,7 @@ def progress(
             allowed = _allowed(kernels, m, done, tensors)
             target = min(wanted, allowed)
             if target < kernel.size:
-                target -= target % kernel.granule
+                target -= target % (kernel.preferred or kernel.granule)
             done[m] = max(done[m], target)
         table.append(tuple(done))
         if number > 4 * most + 4:

@@ -45,8 +45,9 @@ _MOMENTS: tuple[tuple[str, Callable[[Values], Expr]], ...] = (
     ),
 )
 
-# ``share1`` = 1 - beta1 and ``share2`` = 1 - beta2 come from the caller because float32 would lose five digits of
-# the latter. The bias corrections of Adam are folded into ``step`` = rate * sqrt(1 - beta2^t) / (1 - beta1^t) and
+# ``share1`` = 1 - beta1 and ``share2`` = 1 - beta2 come from the caller: float32 would
+# lose digits of the latter. The bias corrections of Adam are folded into
+# ``step`` = rate * sqrt(1 - beta2^t) / (1 - beta1^t) and
 # ``epsilon`` = epsilon * sqrt(1 - beta2^t), computed once per step by the caller.
 UPDATES: dict[str, Update] = {
     "sgd": Update((), ("rate",), (("x", lambda v: sub(v["x"], mul(v["rate"], v["g"]))),)),

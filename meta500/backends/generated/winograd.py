@@ -1,26 +1,24 @@
 """Winograd's forms of 3 x 3 convolutions: fewer products for several neighbouring outputs at once.
 
-F(m, r) gives m outputs of a filter with r taps by m + r - 1 products instead of m r:
-y = A^T [(G g) * (B^T x)], elementwise in the brackets; nested in rows and columns,
+With the matrices of :mod:`toom_cook`, y = A^T [(G g) * (B^T x)] along rows, or nested in both directions,
 Y = A^T [(G g G^T) * (B^T X B)] A (Winograd, Arithmetic Complexity of Computations, 1980; Lavin and Gray, Fast
-Algorithms for Convolutional Neural Networks, CVPR 2016). A forward convolution and the gradient by its input are
-both stencils in :mod:`contraction`, so both take these forms.
+Algorithms for Convolutional Neural Networks, CVPR 2016). A forward convolution and the gradient by its input
+are both stencils in :mod:`contraction`, so both take these forms.
 
-The points at which the polynomials are evaluated decide the rounding errors. With 0, +-1, +-2 F(4, 3) x F(4, 3) is
-7 to 9 times less exact than the direct form; with the points below the errors stay within 2.6 times.
+The points at which the polynomials are evaluated decide the rounding errors. With 0, +-1, +-2 the form
+F(4, 3) x F(4, 3) is 7 to 9 times less exact than the direct one, with those below 1.3 to 2.6 times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from meta500.backends.generated.contraction import STENCIL, Blocked, steps
 from meta500.backends.generated.ir import Axis, Stage
 from meta500.backends.generated.layout import Place
-
-Matrix = tuple[tuple[Fraction, ...], ...]
+from meta500.backends.generated.toom_cook import ToomCook, toom_cook
 
 _TAPS = 3
 # For F(4, 3) along rows only, F(4, 3) in both directions, F(2, 3); the last point is infinity.
@@ -31,70 +29,10 @@ SHORT = tuple(map(Fraction, ("0", "1", "-1")))
 _FEWEST, _FEWEST_DOUBLE = 4, 8
 # Numbers between the planes of the scratch memory, so that they do not meet in the same sets of a cache.
 _PADDING, _DOUBLE_PADDING = 32, 80
-# The transformed image may fill so much of the cache of a core: 128 KiB of float32.
-import os
-
-_CACHED = int(os.environ.get("STRETCH", 32 * 1024))
+# The transformed image may fill so much of the cache of a core: 192 KiB of float32.
+_CACHED = 48 * 1024
 # Tiles that lie side by side in a vector of their own: vectors have 4 lanes at least.
 _FEWEST_LANES = 4
-
-
-@dataclass(frozen=True)
-class Transforms:
-    """The matrices of F(m, r) with n = m + r - 1 products.
-
-    Attributes:
-        outputs: m.
-        result: A^T, m x n.
-        kernel: G, n x r.
-        data: B^T, n x n.
-    """
-
-    outputs: int
-    result: Matrix
-    kernel: Matrix
-    data: Matrix
-
-    @property
-    def products(self) -> int:
-        """n."""
-        return len(self.data)
-
-    def __str__(self) -> str:
-        return f"F({self.outputs}, {len(self.kernel[0])})"
-
-
-def transforms(points: Sequence[Fraction], taps: int = _TAPS) -> Transforms:
-    """The matrices of F(m, taps) for m + taps - 2 points and infinity.
-
-    Toom-Cook: the product of two polynomials of degrees m - 1 and taps - 1 is found from its values at the
-    points (infinity gives the leading coefficient) and Lagrange's interpolation; the correlation is the
-    transposed algorithm. Every entry is exact. B^T holds the coefficients of the monic polynomials
-    prod (x - q) over the points q other than the row's; their values at the row's point divide G.
-    """
-    outputs = len(points) + 2 - taps
-
-    def powers(count: int) -> list[list[Fraction]]:
-        finite = [[point**power for power in range(count)] for point in points]
-        return [*finite, [Fraction(0)] * (count - 1) + [Fraction(1)]]
-
-    def monic(roots: Sequence[Fraction]) -> list[Fraction]:
-        found = [Fraction(1)]
-        for root in roots:
-            found = [a - root * b for a, b in zip([Fraction(0), *found], [*found, Fraction(0)], strict=True)]
-        return found + [Fraction(0)] * (len(points) + 1 - len(found))
-
-    kernel, data = powers(taps), []
-    for position, point in enumerate(points):
-        others = [q for q in points if q != point]
-        scale = Fraction(1)
-        for q in others:
-            scale *= point - q
-        kernel[position] = [entry / scale for entry in kernel[position]]
-        data.append(monic(others))
-    data.append(monic(points))
-    result = zip(*powers(outputs), strict=True)
-    return Transforms(outputs, tuple(result), tuple(map(tuple, kernel)), tuple(map(tuple, data)))
 
 
 @dataclass(frozen=True)
@@ -112,8 +50,8 @@ class Winograd:
     """
 
     direct: Blocked
-    down: Transforms
-    across: Transforms | None
+    down: ToomCook
+    across: ToomCook | None
     lanes: int
     side: int
     block: int
@@ -137,7 +75,7 @@ class Winograd:
     @property
     def granule(self) -> int:
         """Ranges begin and end at multiples of this."""
-        return self.down.outputs * self.groups
+        return len(self.down.output) * self.groups
 
     @property
     def private(self) -> bool:
@@ -147,7 +85,7 @@ class Winograd:
     @property
     def columns(self) -> int:
         """Image columns of one vector of tiles."""
-        return self.side * (self.across.outputs if self.across else 1)
+        return self.side * (len(self.across.output) if self.across else 1)
 
     @property
     def results(self) -> Axis:
@@ -169,7 +107,7 @@ class Winograd:
 
     @property
     def plane(self) -> int:
-        """Numbers between planes of the scratch memory: one for every point of ``across``, else of ``down``."""
+        """Numbers between planes of the scratch memory: one per point of ``across``, or else of ``down``."""
         return self.summed.size * self.pitch + (_DOUBLE_PADDING if self.across else self.lanes + _PADDING)
 
     @property
@@ -191,7 +129,8 @@ class Winograd:
 
     def __str__(self) -> str:
         rows, (vector, _) = self.split, self.direct.vector
-        form = f"Winograd {self.down} down" + (f" x {self.across} across" if self.across else "")
+        form = f"Winograd F({len(self.down.output)}, {_TAPS}) down"
+        form += f" x F({len(self.across.output)}, {_TAPS}) across" if self.across else ""
         parts = [f"{form} on {self.lanes} lanes: rows {rows.name}<{rows.size} by {self.granule}"]
         parts.append(f"blocks {self.results.name}<{self.results.size} by {self.block}")
         parts.append(f"vectors {vector.name}<{vector.size} by {self.columns} columns")
@@ -200,6 +139,8 @@ class Winograd:
         if self.direct.outer:
             parts.append("outside " + ", ".join(f"{a.name}<{a.size}" for a in self.direct.outer))
         parts.append(f"summed {self.summed.name}<{self.summed.size}")
+        if self.stretch < vector.size:
+            parts.append(f"{self.stretch} columns at a time")
         parts.append(f"scratch {self.scratch}, transformed weights {self.prepared}")
         return "; ".join(parts)
 
@@ -224,19 +165,22 @@ def winograd(direct: Blocked, places: Mapping[str, Place], lanes: int, registers
         return None
     if channels >= _FEWEST_DOUBLE:
         # Half a vector costs less than the larger number of products of F(2, 3).
-        for points in (DOUBLE, SHORT):
-            down, across = transforms(DOUBLE if points is DOUBLE else SINGLE), transforms(points)
+        for outputs, points in ((4, DOUBLE), (2, SHORT)):
+            down, across = _form(4, DOUBLE if outputs == 4 else SINGLE), _form(outputs, points)
             for wide in (lanes, lanes // 2):
                 side = wide
                 while side >= _FEWEST_LANES:
-                    plan = Winograd(direct, down, across, wide, side, block, side * across.outputs)
+                    plan = Winograd(direct, down, across, wide, side, block, side * outputs)
                     if width % plan.columns == 0 and rows % plan.granule == 0:
                         return _stretched(plan)
                     side //= 2
-    down = transforms(SINGLE)
-    if rows % down.outputs or direct.lanes < _FEWEST_LANES:
+    if rows % 4 or direct.lanes < _FEWEST_LANES:
         return None
-    return Winograd(direct, down, None, direct.lanes, direct.lanes, block, width)
+    return Winograd(direct, _form(4, SINGLE), None, direct.lanes, direct.lanes, block, width)
+
+
+def _form(outputs: int, points: tuple[Fraction, ...]) -> ToomCook:
+    return toom_cook(outputs, _TAPS, points)
 
 
 def _stretched(plan: Winograd) -> Winograd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import numpy as np
 
 from meta500.backends.generated.network import GeneratedNetwork
 from meta500.benchmarks.generation import forms
-from meta500.benchmarks.generation.config import NO_VALIDATION, Config, read_config
+from meta500.benchmarks.generation.config import NO_VALIDATION, OPTIMIZERS, Config, read_config
 from meta500.benchmarks.generation.folder import Folder
 from meta500.benchmarks.generation.program import write_program
 from meta500.benchmarks.generation.sources import library_command, library_files
@@ -40,6 +41,7 @@ class Request:
     precision: str = ""
     target: str = ""
     adjoint: str = "auto"
+    winograd: bool = True
     batch: int | None = None
     size: int | None = None
     loss: str = ""
@@ -133,14 +135,13 @@ class _Prepared:
             loss=config.loss,
             label=label,
             seed=config.seed,
-            examples={name: array[:2] for name, array in arrays.items() if name != label},
+            examples={name: _example(array) for name, array in arrays.items() if name != label},
             classes=len(train.classes) if train.classes is not None else None,
         )
         if len(train) < config.batch_size:
             raise UserError(
                 f"configuration {config.path}: [train] batch_size {config.batch_size} is more than the "
-                f"{len(train)} "
-                f"training samples of '{train.name}'"
+                f"{len(train)} training samples of '{train.name}'"
             )
         network = load_network(source)
         for name in network.inputs:
@@ -155,12 +156,18 @@ class _Prepared:
         return _Prepared(train, validation, shaped(network, shapes))
 
 
+def _example(array: np.ndarray) -> np.ndarray:
+    """A few samples as a module takes them, whose parameters are float32."""
+    return array[:2].astype(np.float32) if is_floating(array.dtype) else array[:2]
+
+
 def _check_dtype(name: str, declared: Any, dtype: np.dtype, data: str) -> None:
     """Whether an array can feed an input: floating point each other, whole numbers the same or wider ones."""
     wanted = getattr(declared, "dtype", None)
     if wanted is None or (is_floating(wanted) and is_floating(dtype)):
         return
-    if is_floating(wanted) or is_floating(dtype) or not np.can_cast(dtype, wanted):
+    whole = not is_floating(wanted) and not is_floating(dtype) and np.can_cast(dtype, wanted)
+    if not whole or (wanted.kind == "b") != (dtype.kind == "b"):
         raise UserError(f"input '{name}' takes {wanted}, the data '{data}' have {dtype}")
 
 
@@ -233,6 +240,7 @@ def _network(request: Request, subject: Subject, config: Config | None) -> Gener
         threads=threads,
         seed=config.seed if config else request.seed,
         adjoint=request.adjoint,
+        winograd=request.winograd,
         target=request.target or (config.target if config else "native"),
     )
 
@@ -249,7 +257,11 @@ def _stage(request: Request, config: Config | None, prepared: _Prepared | None) 
         assert isinstance(net, GeneratedNetwork)
         trains = "loss" in net.model.outputs and bool(net.get_params())
         phase = request.phase or (forms.TRAINING if trains else forms.INFERENCE)
+        if request.optimizer and phase == forms.INFERENCE:
+            raise UserError("--optimizer belongs to the phase training")
         optimizer = request.optimizer or (config.optimizer if config else "")
+        if optimizer:
+            choose("optimizer", optimizer, OPTIMIZERS)
         if phase == forms.TRAINING:
             form = forms.training(net, subject.shapes, optimizer)
         else:
@@ -263,7 +275,8 @@ def _stage(request: Request, config: Config | None, prepared: _Prepared | None) 
                 files = library_files(planned.schedule, net.target)
         _emit(files, folder)
         if folder is not None and request.stage == "source":
-            _say(f"Compile with: cd {folder.path} && {library_command(planned.schedule, net.target)}")
+            command = library_command(planned.schedule, net.target)
+            _say(f"Compile with: cd {shlex.quote(str(folder.path))} && {command}")
 
 
 def _ir(net: GeneratedNetwork, subject: Subject, form: forms.Form, phase: str) -> dict[str, bytes]:
@@ -297,14 +310,14 @@ def _program(request: Request, config: Config, prepared: _Prepared) -> None:
         assert isinstance(net, GeneratedNetwork)
         keep: tuple[str, ...] = ()
         if request.with_data:
-            place = request.out / _DATA
             keep = tuple(f"{_DATA}/{name}" for name in file_names(prepared.train, prepared.validation))
         command = write_program(folder, prepared.subject, net, config, keep)
         if request.with_data:
-            save_files(place, prepared.train, prepared.validation, storage=config.storage)
+            save_files(request.out / _DATA, prepared.train, prepared.validation, storage=config.storage)
     _say(f"Written to {request.out}. Build with either of")
-    _say(f"  cd {request.out} && cmake -S . -B build && cmake --build build -j    # build/train")
-    _say(f"  cd {request.out} && {command}    # ./train")
+    place = shlex.quote(str(request.out))
+    _say(f"  cd {place} && cmake -S . -B build && cmake --build build -j    # build/train")
+    _say(f"  cd {place} && {command}    # ./train")
 
 
 def _import(request: Request, prepared: _Prepared | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meta500.backends.generated.ir import INPUT, REAL, VALUE, Program
+from meta500.backends.generated.ir import INPUT, RANDOM, REAL, VALUE, Program
 from meta500.backends.generated.network import GeneratedNetwork
 from meta500.backends.generated.updates import UPDATES, slot_tensor
 from meta500.backends.toolchain import GENERATED_FLAGS
@@ -272,6 +272,8 @@ def _role(planned: Planned, net: GeneratedNetwork, name: str) -> str:
         return "setting"
     if name in program.constants:
         return "constant"
+    if name == RANDOM:
+        return "random"
     if name in net.model.graph.initializers:
         if program.tensors[name].dtype != REAL:
             raise UserError(

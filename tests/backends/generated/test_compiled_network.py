@@ -378,7 +378,9 @@ def test_an_input_or_a_parameter_as_an_output():
         found["same"][...] = 7
         found["x"][...] = 7
         np.testing.assert_array_equal(net.fetch_tensors(["w"])[0], np.arange(3.0))
-        np.testing.assert_array_equal(net.inference({"x": np.ones((2, 3))})["y"], 1 + np.arange(3.0) * [[1], [1]])
+        np.testing.assert_array_equal(
+            net.inference({"x": np.ones((2, 3))})["y"], 1 + np.arange(3.0) * [[1], [1]]
+        )
 
 
 # -- refusals ----------------------------------------------------------------------------------------------

@@ -123,7 +123,8 @@ def test_the_rate_is_read_at_every_step(net):
     trainer.train(batch)
     gradients = dict(zip(before, net.fetch_tensors([f"grad/{n}" for n in before]), strict=True))
     assert all(
-        np.allclose(parameters(net)[n], before[n] - 0.125 * gradients[n], rtol=1e-12, atol=1e-15) for n in before
+        np.allclose(parameters(net)[n], before[n] - 0.125 * gradients[n], rtol=1e-12, atol=1e-15)
+        for n in before
     )
 
 
@@ -155,7 +156,9 @@ def test_parameters_fed_between_steps_are_used(net):
     bias = parameters(net)["b"]
     assert float(loss) != 0
     assert np.isfinite(bias).all()
-    np.testing.assert_allclose(loss, np.square(_bias_before(second, first) - second["target"]).mean(), rtol=1e-10)
+    np.testing.assert_allclose(
+        loss, np.square(_bias_before(second, first) - second["target"]).mean(), rtol=1e-10
+    )
 
 
 def _bias_before(second: dict[str, np.ndarray], first: dict[str, np.ndarray]) -> np.ndarray:

@@ -92,8 +92,8 @@ ARCHITECTURES = {
     "ronneberger, 5 levels": lambda channels: Ronneberger(channels, 2, 4),
 }
 OPTIMIZERS = {
-    "sgd": (0.05, lambda parameters, rate: torch.optim.SGD(parameters, rate), "SGD"),
-    "adam": (0.003, lambda parameters, rate: torch.optim.Adam(parameters, rate), "Adam"),
+    "sgd": (0.05, torch.optim.SGD, "SGD"),
+    "adam": (0.003, torch.optim.Adam, "Adam"),
 }
 
 
@@ -114,7 +114,8 @@ def data(model: meta500.Model, batches: int, real: str) -> list[dict[str, np.nda
     (image,) = (n for n in model.inputs if n != "label")
     size, labels = model.inputs[image].shape, model.inputs["label"].shape
     return [
-        {image: rng.random(size).astype(real), "label": rng.integers(0, CLASSES, labels)} for _ in range(batches)
+        {image: rng.random(size).astype(real), "label": rng.integers(0, CLASSES, labels)}
+        for _ in range(batches)
     ]
 
 
@@ -216,7 +217,9 @@ def test_losses_over_fifty_steps(architecture, shape, batch, optimizer, threads,
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 4, 4)])
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "ronneberger, 5 levels"])
 def test_every_configuration(architecture, shape, batch, optimizer, threads, native, epochs):
-    agree(architecture, shape, batch, optimizer, threads=threads, native=native, steps=2 * epochs, numpy=False)
+    agree(
+        architecture, shape, batch, optimizer, threads=threads, native=native, steps=2 * epochs, numpy=False
+    )
 
 
 @pytest.mark.slow
@@ -240,7 +243,15 @@ def test_larger_pictures(architecture, shape, batch, optimizer, threads):
 @pytest.mark.parametrize("architecture", ["u-net, one below", "u-net, two below", "ronneberger, 5 levels"])
 def test_full_pictures(architecture, optimizer):
     agree(
-        architecture, (3, 512, 512), 8, optimizer, threads=few(2), native=True, steps=4, numpy=False, batches=1
+        architecture,
+        (3, 512, 512),
+        8,
+        optimizer,
+        threads=few(2),
+        native=True,
+        steps=4,
+        numpy=False,
+        batches=1,
     )
 
 

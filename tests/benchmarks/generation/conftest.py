@@ -9,7 +9,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import meta500
+from meta500.benchmarks.generation import load_weights, sample_order
 
 ROOT = Path(__file__).parents[3]
 
@@ -177,18 +181,80 @@ def digits_program(tmp_path_factory):
     return Project(place, place / "build" / "train", folder / "train.toml")
 
 
-@pytest.fixture(scope="session")
-def module_program(tmp_path_factory):
-    """A PyTorch module with batch normalisation, momentum, float64, built by the command that is printed."""
-    folder = write_two_files(tmp_path_factory.mktemp("module"))
+def build(folder, model, *flags):
+    """The program of ``train.toml`` in ``folder``, compiled by the command that is printed and further flags."""
     done = _command(
-        *("generate", "cpp", "net.py", "--config", "train.toml", "--program", "--out", "program"), cwd=folder
+        *("generate", "cpp", model, "--config", "train.toml", "--program", "--out", "program"), cwd=folder
     )
     command = done.stdout.splitlines()[-1].partition("#")[0]
-    assert "-fopenmp" not in shlex.split(command)  # one thread
     built = subprocess.run(
-        command, shell=True, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        f"{command} {shlex.join(flags)}",
+        shell=True,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert built.returncode == 0, built.stderr
     assert "warning" not in built.stderr
-    return Project(folder / "program", folder / "program" / "train", folder / "train.toml")
+    return Project(folder / "program", folder / "program" / "train", folder / "train.toml"), command
+
+
+@pytest.fixture(scope="session")
+def build_program():
+    """``build_program(folder, model, *flags)``: the project and the command."""
+    return build
+
+
+@pytest.fixture(scope="session")
+def module_program(tmp_path_factory):
+    """A PyTorch module with batch normalisation, momentum, float64, built by the command that is printed."""
+    project, command = build(write_two_files(tmp_path_factory.mktemp("module")), "net.py")
+    assert "-fopenmp" not in shlex.split(command)  # one thread
+    return project
+
+
+def reference(model, train, validation, *, backend, optimizer, batch, epochs, seed, precision, **options):
+    """Losses by step, weights by name, and validation loss and accuracy of a network trained on the same batches."""
+    train, validation = train.cast(precision), validation.cast(precision)
+    label = train.inputs["label"]
+    assert label.dtype == np.int64
+    losses = []
+    with meta500.network(model, backend=backend, precision=precision, **options) as net:
+        taken = optimizer(net)
+        for epoch in range(epochs):
+            order = sample_order(len(train), seed, epoch)
+            for step in range(len(train) // batch):
+                found = taken.train(train.batch(order[step * batch : (step + 1) * batch]), ["loss"])
+                losses.append(float(found["loss"]))
+        statistics = [n for n in net.model.graph.initializers if "running" in n]
+        names = [*net.get_params(), *statistics]
+        weights = dict(zip(names, net.fetch_tensors(names), strict=True))
+        out = net.inference(dict(validation.inputs))
+    accuracy = float((out["logits"].argmax(1) == validation.inputs["label"]).mean())
+    return losses, weights, float(out["loss"]), accuracy
+
+
+def compare(run, saved, expected, tolerance):
+    losses, weights, loss, accuracy = expected
+    np.testing.assert_allclose(run.losses, losses, rtol=tolerance)
+    tensors, _ = load_weights(saved)
+    for name, array in weights.items():
+        np.testing.assert_allclose(tensors[name], array, rtol=tolerance, atol=10 * tolerance, err_msg=name)
+    last = run.events["epoch"][-1]
+    assert last["validation_loss"] == pytest.approx(loss, rel=10 * tolerance)
+    assert last["validation_accuracy"] == pytest.approx(accuracy, abs=1e-12)
+    per_epoch = len(losses) // len(run.events["epoch"])
+    assert last["loss"] == pytest.approx(np.mean(losses[-per_epoch:]), rel=tolerance)
+
+
+@pytest.fixture(scope="session")
+def train_in_python():
+    return reference
+
+
+@pytest.fixture(scope="session")
+def check():
+    """``check(run, saved, expected, tolerance)``: a run and its weights against ``train_in_python``."""
+    return compare

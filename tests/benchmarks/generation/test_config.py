@@ -40,7 +40,9 @@ def test_values_and_defaults(read, tmp_path):
         "epsilon": 1e-8,
         "weight_decay": 0.1,
     }
-    assert found.shuffle and found.threads is None and found.precision == "float32" and found.report == "epoch"
+    assert (
+        found.shuffle and found.threads is None and found.precision == "float32" and found.report == "epoch"
+    )
     assert read(GOOD.replace('name = "digits"', 'path = "d"')).data_path == tmp_path / "d"
     assert read(GOOD + '[model]\nfile = "net.py"').model == str(tmp_path / "net.py")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import meta500
-from meta500.benchmarks.generation import Source, load_subject, load_weights, sample_order, save_weights
+from meta500.benchmarks.generation import Source, load_subject, load_weights, save_weights
 from meta500.datasets import load_files
 
 
@@ -20,42 +20,8 @@ def trained(digits_program, tmp_path_factory):
     return run, out
 
 
-def train_in_python(model, train, validation, *, backend, optimizer, batch, epochs, seed, precision, **options):
-    """Losses by step, weights by name, and validation loss and accuracy of a network trained on the same batches."""
-    train, validation = train.cast(precision), validation.cast(precision)
-    label = train.inputs["label"]
-    assert label.dtype == np.int64
-    losses = []
-    with meta500.network(model, backend=backend, precision=precision, **options) as net:
-        taken = optimizer(net)
-        for epoch in range(epochs):
-            order = sample_order(len(train), seed, epoch)
-            for step in range(len(train) // batch):
-                found = taken.train(train.batch(order[step * batch : (step + 1) * batch]), ["loss"])
-                losses.append(float(found["loss"]))
-        statistics = [n for n in net.model.graph.initializers if "running" in n]
-        names = [*net.get_params(), *statistics]
-        weights = dict(zip(names, net.fetch_tensors(names), strict=True))
-        out = net.inference(dict(validation.inputs))
-    accuracy = float((out["logits"].argmax(1) == validation.inputs["label"]).mean())
-    return losses, weights, float(out["loss"]), accuracy
-
-
-def check(run, saved, expected, tolerance):
-    losses, weights, loss, accuracy = expected
-    np.testing.assert_allclose(run.losses, losses, rtol=tolerance)
-    tensors, _ = load_weights(saved)
-    for name, array in weights.items():
-        np.testing.assert_allclose(tensors[name], array, rtol=tolerance, atol=10 * tolerance, err_msg=name)
-    last = run.events["epoch"][-1]
-    assert last["validation_loss"] == pytest.approx(loss, rel=10 * tolerance)
-    assert last["validation_accuracy"] == pytest.approx(accuracy, abs=1e-12)
-    per_epoch = len(losses) // len(run.events["epoch"])
-    assert last["loss"] == pytest.approx(np.mean(losses[-per_epoch:]), rel=tolerance)
-
-
 @pytest.mark.parametrize(("backend", "options"), [("numpy", {}), ("generated", {"threads": 2})])
-def test_the_digits_train_as_in_python(digits_program, trained, backend, options):
+def test_the_digits_train_as_in_python(digits_program, trained, train_in_python, check, backend, options):
     run, saved = trained
     train, validation = load_files(digits_program.folder / "data")
     expected = train_in_python(
@@ -74,7 +40,7 @@ def test_the_digits_train_as_in_python(digits_program, trained, backend, options
     check(run, saved, expected, 1e-6)
 
 
-def test_a_module_with_statistics_trains_as_in_python(module_program, tmp_path):
+def test_a_module_with_statistics_trains_as_in_python(module_program, train_in_python, check, tmp_path):
     saved = tmp_path / "w.safetensors"
     run = module_program.train("--out", saved)
     assert run.status == 0, run.messages
@@ -134,7 +100,11 @@ def test_weights_of_other_programs_begin_a_run(digits_program, trained, tmp_path
     data = b""
     for name, array in plain.items():
         raw = array.tobytes()
-        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": array.shape,
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header).encode()
     (tmp_path / "plain").write_bytes(len(text).to_bytes(8, "little") + text + data)

@@ -28,7 +28,8 @@ def test_stages_on_standard_output(generate, tmp_path):
         "==== fused.txt ====",
     ]
     assert "conv1[n, k, i, j] += image[n, 0, i+r-1, j+q-1] * conv1.weight[k, 0, r, q]" in text
-    assert "# gather: " in text and "# reduction: " in text  # verdicts with their reasons
+    # Verdicts with their reasons.
+    assert "# gather: neighbouring iterations meet in i+r-1, j+q-1; transposed" in text
     text = generate(*SMALL, "--stage", "schedule", "--optimizer", "adam", cwd=tmp_path).stdout
     assert text.startswith("schedule of digits_cnn: float, 1 threads") and "optimizer.first_moment" in text
 
@@ -82,7 +83,8 @@ def test_what_is_refused(generate, digits_config, tmp_path):
 
     refused(generate("digits_cm", cwd=tmp_path, check=False), "unknown model 'digits_cm'", "digits_cnn")
     refused(
-        generate(*SMALL, "--out", "full", cwd=tmp_path, check=False), "full: has files that were not generated"
+        generate(*SMALL, "--out", "full", cwd=tmp_path, check=False),
+        "full: has files that were not generated",
     )
     assert (tmp_path / "full" / "mine.txt").read_text() == "keep"
     out, config = tmp_path / "p", tmp_path / "train.toml"
@@ -96,6 +98,8 @@ def test_what_is_refused(generate, digits_config, tmp_path):
         (Request("digits_cnn", config=config, weights=tmp_path / "w", out=out), "w: cannot be read"),
         (Request("digits_cnn", config=config, weights=tmp_path / "w"), "--import needs --out"),
         (Request("digits_cnn", target="vax"), "unknown target 'vax'"),
+        (Request("digits_cnn", optimizer="lbfgs"), "unknown optimizer 'lbfgs'"),
+        (Request("digits_cnn", optimizer="adam", phase="inference"), "--optimizer belongs to"),
         (Request("digits_cnn", stage="text"), "unknown stage 'text'"),
         (Request("digits_cnn", out=config), "is a file"),
         (Request(str(tmp_path / "net.onnx")), "net.onnx"),
@@ -116,7 +120,11 @@ def test_what_is_refused(generate, digits_config, tmp_path):
         ('"digits"', '"digits"\ninputs = { image = "x" }', ["has the input 'image'", "[data] inputs"]),
         ('name = "digits"', 'path = "nowhere"', ["nowhere: there is no such folder"]),
         ("batch_size = 64", "batch_size = 5000", ["batch_size 5000 is more than the 1438"]),
-        ("epochs = 2", 'epochs = 2\nloss = "mean_squared_error"', ["input 'label'", "[64] does not fit"]),
+        (
+            "epochs = 2",
+            'epochs = 2\nloss = "mean_squared_error"',
+            ["input 'label'", "takes float32", "int64"],
+        ),
     ],
 )
 def test_configurations_that_do_not_fit(digits_config, tmp_path, old, new, parts):

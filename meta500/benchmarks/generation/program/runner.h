@@ -85,6 +85,10 @@ class Runner {
                 load(tensor, part, samples, pointers_[std::size_t(i)]);
             } else if (tensor.role == Role::setting) {
                 *static_cast<real *>(pointers_[std::size_t(i)]) = real(setting(tensor.name, state_.step));
+            } else if (tensor.role == Role::random) {
+                auto *random = static_cast<std::int64_t *>(pointers_[std::size_t(i)]);
+                random[0] = std::int64_t(state_.seed);
+                random[1] = state_.step;
             }
         }
         const int fault = program_.run(instance_, pointers_.data());

@@ -10,8 +10,8 @@ enum class Type { real, int64, int32, boolean };
 
 /* What the pointer of an external tensor is: an input of the batch, all parameters in one array, a slot of the
  * optimizer (an array like the parameters), a number that the optimizer takes, a statistic that belongs to the
- * weights but is not trained, a constant, or a result. */
-enum class Role { input, parameters, slot, setting, statistic, constant, result };
+ * weights but is not trained, a constant, the state of random numbers (seed and step), or a result. */
+enum class Role { input, parameters, slot, setting, statistic, constant, random, result };
 
 struct External {
     Role role;

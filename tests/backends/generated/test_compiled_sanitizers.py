@@ -1,0 +1,121 @@
+"""Generated code under the address and undefined-behaviour sanitizers, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+THREADS = min(2, len(os.sched_getaffinity(0)))
+CHECKED = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
+
+PROGRAM = """
+import importlib.util, sys
+
+import numpy as np
+
+import meta500
+
+spec = importlib.util.spec_from_file_location("random_networks", sys.argv[1])
+networks = importlib.util.module_from_spec(spec)
+sys.modules["random_networks"] = networks
+spec.loader.exec_module(networks)
+threads = int(sys.argv[2])
+for word in sys.argv[3:]:
+    if word == "unet":
+        model = meta500.models.create("unet", n=1, batch=2 * threads - 1, size=(16, 48), depth=2, dtype="float32")
+        rng = np.random.default_rng(0)
+        fed = {n: rng.standard_normal(t.shape).astype("float32") for n, t in model.inputs.items() if n == "image"}
+        fed["label"] = rng.integers(0, 3, model.inputs["label"].shape)
+        with meta500.network(model, backend="generated", threads=threads) as net:
+            trainer = net.native_optimizer("adam", learning_rate=0.01)
+            losses = [float(trainer.train(fed)["loss"]) for _ in range(3)]
+            assert losses[2] < losses[0], losses
+            net.inference(fed)
+    else:
+        model, fed, text = networks.seeded(int(word))
+        networks.check(model, fed, threads)
+    print("clean", word, flush=True)
+"""
+
+
+def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    library = subprocess.run(
+        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": library,
+        # Python itself leaks on purpose; stacks of threads are no leak either.
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "CXX": "g++",
+        "CXXFLAGS": CHECKED,
+        "META500_CACHE": str(folder),
+    }
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def clean(folder: Path, threads: int, *words: str) -> None:
+    ended = run(
+        folder, PROGRAM, str(Path(__file__).with_name("test_random_networks.py")), str(threads), *words
+    )
+    report = ended.stderr[-6000:]
+    assert "ERROR: AddressSanitizer" not in ended.stderr, report
+    assert "runtime error" not in ended.stderr, report
+    assert ended.returncode == 0, report
+    assert ended.stdout.split() == [w for word in words for w in ("clean", word)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where g++ has none."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    folder = tmp_path_factory.mktemp("sanitized")
+    source = folder / "a.cpp"
+    source.write_text("int main() { return 0; }\n")
+    command = ["g++", "-fsanitize=address,undefined", str(source), "-o", str(folder / "a")]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("g++ has no sanitizers here")
+
+
+def test_a_small_unet_and_a_random_network(tmp_path):
+    clean(tmp_path, THREADS, "unet", "4")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ('extern "C" int f(int *a) { return a[64]; }', "heap-buffer-overflow"),
+        ('extern "C" int f(int *a) { return a[0] << 40; }', "shift exponent"),
+    ],
+)
+def test_the_sanitizers_would_see_it(tmp_path, code, words):
+    program = f"""
+import ctypes, numpy as np
+from meta500.backends.toolchain import compile_text, load_library
+f = load_library(compile_text({{"a.cpp": {code!r}}})).f
+a = np.ones(64, np.int32).copy()
+f(ctypes.c_void_p(a.ctypes.data))
+"""
+    ended = run(tmp_path, program)
+    assert words in ended.stderr
+    assert ended.returncode != 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", sorted({1, THREADS}))
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_many_random_networks_under_sanitizers(tmp_path, threads, first):
+    clean(tmp_path, threads, "unet", *(str(seed) for seed in range(first, first + 10)))
