@@ -292,13 +292,17 @@ class Network(ABC):
     def _structure(self) -> None:
         """Check coverage and work out which inputs each output needs."""
         graph = self.model.graph
-        refuse_unsupported(type(self), graph.operations, graph.types())
+        self._check_coverage()
         if graph.sparse_initializers:
             name = next(iter(graph.sparse_initializers))
             raise UserError(f"sparse initializer '{name}': the {self.backend} backend reads dense ones only")
         self._parameters = self.model.parameters
         self._needs = requirements(graph, self.model.inputs)
         self._check_declared()
+
+    def _check_coverage(self) -> None:
+        """Refuse a graph with a node that the backend can't run."""
+        refuse_unsupported(type(self), self.model.graph.operations, self.model.graph.types())
 
     def _check_declared(self) -> None:
         """Refuse a file whose declared outputs are not what its graph computes."""

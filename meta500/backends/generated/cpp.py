@@ -10,11 +10,11 @@ from meta500.backends.generated import memory
 from meta500.backends.generated.contraction import Blocked
 from meta500.backends.generated.cpp_contraction import blocked_body
 from meta500.backends.generated.cpp_nest import Lines, merge_body, nest_body
+from meta500.backends.generated.cpp_pixelwise import pixelwise_body
 from meta500.backends.generated.cpp_winograd import prepare_body, winograd_body
 from meta500.backends.generated.cpp_winograd_gradient import gradient_body, gradient_merge_body
 from meta500.backends.generated.images import IMAGES
 from meta500.backends.generated.ir import Axis, Stage
-from meta500.backends.generated.cpp_pixelwise import pixelwise_body
 from meta500.backends.generated.layout import EXTERNAL, OWN, SHARED, Place
 from meta500.backends.generated.nests import Nest
 from meta500.backends.generated.pixelwise import Pixelwise
@@ -68,9 +68,7 @@ def arguments(*stages: Stage) -> list[Argument]:
 
 
 # Local variables of kernels.
-_NUMBERED = re.compile(
-    r"([axdp]|even|odd|tap|part|image|sum|total|column|next|every|result)\d\w*"
-)
+_NUMBERED = re.compile(r"([axdp]|even|odd|tap|part|image|sum|total|column|next|every|result)\d\w*")
 _RESERVED = {
     "from", "to", "weight", "filter", "window", "sums", "line", "group", "before", "after", "wide", "scratch",
     "transformed",
@@ -80,8 +78,7 @@ _RESERVED = {
     "p", "u", "d", "x", "a", "template", "switch", "case", "while", "do", "else", "signed", "unsigned", "short", "char", "void", "static",
     "auto", "break", "continue", "enum", "extern", "goto", "inline", "struct", "typedef", "volatile", "namespace",
     "using", "try", "catch", "throw", "and", "or", "not", "xor", "true", "false", "asm", "export", "friend",
-    "band", "tiles", "tile", "column", "from", "to", "plane", "held_planes", "moving_planes", "scratch", "sums",
-    "mutable", "private", "protected", "public", "explicit", "virtual", "typename", "typeid", "sizeof", "log", "exp",
+    "band", "tiles", "tile", "column", "plane", "held_planes", "moving_planes", "mutable", "private", "protected", "public", "explicit", "virtual", "typename", "typeid", "sizeof", "log", "exp",
 }  # fmt: skip
 
 

@@ -104,6 +104,13 @@ class GeneratedNetwork(Network):
         found = {**super().options, "target": self.target.name, "winograd": self.winograd}
         return found if self.adjoint == "auto" else {**found, "adjoint": self.adjoint}
 
+    def _check_coverage(self) -> None:
+        # A network that was lowered before has no unsupported node; looking at every rule takes time.
+        self._digest = network_digest(self.model, self.model.parameters)
+        self._lowered = program_key(self._digest, self.target, "lowered")
+        if not known(self._lowered):
+            super()._check_coverage()
+
     def _rebuild(self) -> None:
         for executable in getattr(self, "_executables", {}).values():
             executable.close()
@@ -115,15 +122,13 @@ class GeneratedNetwork(Network):
                 self._tensors.setdefault(name, array)
         self.real = self._real_type()
         self._pack()
-        self._digest = network_digest(self.model, self._parameters)
         # Lowering now refuses what can't be generated before anything is fed.
         if all(isinstance(t, TensorType) and t.static for t in self.model.inputs.values()):
-            key = program_key(self._digest, self.target, "lowered")
-            if not known(key):
+            if not known(self._lowered):
                 for training in (False, True):
                     model = infer_types(self._forms[training][0], strict=False)
                     lower(model, list(self.model.outputs), self._external(model))
-                remember(key)
+                remember(self._lowered)
 
     def _real_type(self) -> np.dtype:
         found = set()

@@ -6,7 +6,7 @@ Algorithms for Convolutional Neural Networks, CVPR 2016). A forward convolution 
 are both stencils in :mod:`contraction`, so both take these forms.
 
 The points at which the polynomials are evaluated decide the rounding errors. With 0, +-1, +-2 the form
-F(4, 3) x F(4, 3) is 7 to 9 times less exact than the direct one, with those below 1.3 to 2.6 times.
+F(4, 3) x F(4, 3) is 7 to 9 times less exact than the direct one, with those below 2 to 2.6 times.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ DOUBLE = tuple(map(Fraction, ("0", "5/8", "-5/8", "3/2", "-3/2")))
 SHORT = tuple(map(Fraction, ("0", "1", "-1")))
 # With fewer channels the transforms cost more than the products that they save.
 _FEWEST, _FEWEST_DOUBLE = 4, 8
+# Sums over fewer channels have so small errors in the direct form that those of two transforms stand out.
+_FEWEST_SUMMED = 16
 # Numbers between the planes of the scratch memory, so that they do not meet in the same sets of a cache.
 _PADDING, _DOUBLE_PADDING = 32, 80
 # The transformed image may fill so much of the cache of a core: 192 KiB of float32.
@@ -163,7 +165,7 @@ def winograd(direct: Blocked, places: Mapping[str, Place], lanes: int, registers
     rows, width = direct.rows[0].size, direct.vector[0].size
     if results % block or channels < _FEWEST:
         return None
-    if channels >= _FEWEST_DOUBLE:
+    if channels >= _FEWEST_DOUBLE and summed >= _FEWEST_SUMMED:
         # Half a vector costs less than the larger number of products of F(2, 3).
         for outputs, points in ((4, DOUBLE), (2, SHORT)):
             down, across = _form(4, DOUBLE if outputs == 4 else SINGLE), _form(outputs, points)

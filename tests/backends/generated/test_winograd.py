@@ -24,15 +24,15 @@ from meta500.graph import Builder, ops
 PROCESSORS = len(os.sched_getaffinity(0))
 # Channels of the image, between the convolutions, and of the result; rows, columns.
 BRANCHES = {
-    "64 columns": (8, 16, 12, 8, 64),
-    "192 columns, several tiles": (16, 8, 8, 8, 192),
-    "32 columns, two rows of tiles in a vector, blocks of two": (12, 10, 18, 16, 32),
-    "16 columns, four rows of tiles in a vector": (8, 24, 8, 16, 16),
-    "half vectors": (8, 8, 8, 36, 32),
-    "F(2, 3) across": (8, 12, 8, 12, 48),
-    "rows only": (4, 6, 4, 8, 128),
+    "64 columns": (16, 16, 20, 8, 64),
+    "192 columns, several tiles": (16, 16, 16, 8, 192),
+    "32 columns, two rows of tiles in a vector, blocks of two": (18, 16, 22, 16, 32),
+    "16 columns, four rows of tiles in a vector": (16, 24, 16, 16, 16),
+    "half vectors": (16, 16, 16, 36, 32),
+    "F(2, 3) across": (16, 20, 16, 12, 48),
+    "rows only": (4, 6, 8, 8, 128),
     "rows only, short rows": (8, 8, 8, 8, 20),
-    "many channels": (64, 64, 4, 4, 64),
+    "many channels": (64, 64, 16, 4, 64),
 }
 TWICE = {"64 columns", "rows only"}
 
@@ -185,7 +185,7 @@ def test_narrow_vectors(target):
 
 
 def test_bands_of_rows_change_nothing(monkeypatch):
-    shapes = {"chain": (8, 8, 8, 64, 64), "rows only": (4, 4, 4, 48, 64), "two rows": (8, 8, 8, 64, 32)}
+    shapes = {"squares": (16, 16, 16, 64, 64), "rows only": (4, 8, 4, 48, 64), "groups": (16, 16, 16, 64, 32)}
     model = branches(shapes, 2)
     given = whole(model, 9)
     options = GeneratedNetwork._schedule_options

@@ -20,7 +20,9 @@ def trained(digits_program, tmp_path_factory):
     return run, out
 
 
-@pytest.mark.parametrize(("backend", "options"), [("numpy", {}), ("generated", {"threads": 2})])
+@pytest.mark.parametrize(
+    ("backend", "options"), [("numpy", {}), ("generated", {"threads": 2, "winograd": False})]
+)
 def test_the_digits_train_as_in_python(digits_program, trained, train_in_python, check, backend, options):
     run, saved = trained
     train, validation = load_files(digits_program.folder / "data")

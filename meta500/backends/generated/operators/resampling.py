@@ -15,7 +15,7 @@ from meta500.backends.generated.ir import CONSTANT, REAL, SUM
 from meta500.backends.generated.lower import Lowering
 from meta500.backends.generated.operators.movement import copy_pieces, whole
 from meta500.backends.generated.rule_table import lowers
-from meta500.backends.numpy.operators.resize import (
+from meta500.backends.resizing import (
     COORDINATES,
     MODES,
     NEAREST,
