@@ -201,7 +201,7 @@ def _products(
     stride = image.coefficient(vector.name)
     # Where an image vector begins, relative to the first: the products that use it. A weight is loaded once
     # for all vectors of the block.
-    uses: dict[int, list[tuple[int, Mapping[str, int]]]] = {}
+    uses: dict[int, list[tuple[int, dict[str, int]]]] = {}
     for row, tap in itertools.product(range(row_count), points(plan.taps)):
         uses.setdefault(image.coefficient(rows.name) * row + _offset(image, tap), []).append((row, tap))
     x, w = names[plan.first.access.tensor], names[plan.second.access.tensor]
@@ -343,7 +343,7 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
             for p in block
         ],
     )
-    uses: dict[int, list[tuple[int, Mapping[str, int], Mapping[str, int]]]] = {}
+    uses: dict[int, list[tuple[int, dict[str, int], dict[str, int]]]] = {}
     for row, point, tap in itertools.product(range(row_count), block, taps):
         place = moving.coefficient(rows.name) * row + _offset(moving, point) + _offset(moving, tap)
         uses.setdefault(place, []).append((row, point, tap))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from meta500.backends.generated.affine import Affine, Guard
@@ -41,7 +42,7 @@ REAL, INTEGER, BOOL = "real", "integer", "bool"
 
 def number(value: float) -> str:
     """A floating-point literal of the program's type."""
-    if value != value:
+    if math.isnan(value):
         return "real(NAN)"
     if value in (float("inf"), float("-inf")):
         return "real(INFINITY)" if value > 0 else "real(-INFINITY)"
@@ -51,7 +52,7 @@ def number(value: float) -> str:
 
 def index(value: Affine) -> str:
     """An index expression."""
-    parts = []
+    parts: list[str] = []
     for name, coefficient in value.terms:
         factor = "" if abs(coefficient) == 1 else f"{abs(coefficient)} * "
         sign = "- " if coefficient < 0 else "+ " if parts else ""
@@ -66,7 +67,7 @@ def index(value: Affine) -> str:
 def condition(guard: Guard, sizes: Mapping[str, int]) -> str:
     """A guard as a condition, without the half that always holds."""
     low, high = guard.index.bounds(sizes)
-    parts = []
+    parts: list[str] = []
     if low < guard.low:
         parts.append(f"{index(guard.index)} >= {guard.low}")
     if high >= guard.high:

@@ -27,17 +27,17 @@ def gradient_body(plan: WinogradGradient, places: Mapping[str, Place], names: Ma
     out.depth = 1
     out.add(f"using vec = meta500::Vector<real, {plan.lanes}>;")
     out.add("real* const held_planes = scratch;")
-    out.add(f"real* const moving_planes = scratch + {plan.down.products * plan.held_plane};")
+    planes = plan.down.products * len(plan.groups[0])
+    out.add(f"real* const moving_planes = scratch + {planes * plan.held_plane};")
     for axis in plan.direct.inner:
         _loop(out, axis.name, axis.size)
     out.open(f"for (long band = lo; band < hi; band += {plan.band})")
     out.add(f"const long tiles = (meta500::sooner(band + {plan.band}, hi) - band) / {ROWS};")
     printer = Printer(places, names)
     out.add(f"real* to = {names[plan.stage.write.tensor]};")
-    for point in range(plan.across.products) if plan.across else (None,):
-        # Planes of one point across at a time fit into the cache.
-        _moving(out, plan, printer, point)
-        _held(out, plan, printer, point)
+    for points in plan.groups:
+        _moving(out, plan, printer, points)
+        _held(out, plan, printer, points)
         _sums(out, plan)
     out.close(1 + len(plan.direct.inner))
     return out.lines
@@ -69,56 +69,64 @@ def _assign(out: Lines, pattern: str) -> Callable[[int, str], None]:
     return lambda row, text: out.add(pattern.format(row, text))
 
 
-def _store(out: Lines, plane: int) -> Callable[[int, str], None]:
-    return lambda number, text: out.add(f"meta500::store<vec>(plane + {number * plane}, {text});")
+def _store(out: Lines, first: int, plane: int) -> Callable[[int, str], None]:
+    return lambda row, text: out.add(f"meta500::store<vec>(plane + {(first + row) * plane}, {text});")
 
 
-def _moving(out: Lines, plan: WinogradGradient, printer: Printer, point: int | None) -> None:
-    axis, lanes, plane = plan.moving, plan.lanes, plan.moving_plane
-    count = plan.down.products
-    out.add(_headline("moving", point))
+def _moving(out: Lines, plan: WinogradGradient, printer: Printer, points: Sequence[int]) -> None:
+    axis, lanes = plan.moving, plan.lanes
+    out.add(_headline("moving", plan, points))
     _loop(out, "tile", "tiles")
     _loop(out, axis.name, axis.size)
     to = f"real* const plane = moving_planes + ({axis.name} * {plan.tiles} + tile) * {plan.moving_row}"
-    if plan.across is None or point is None:
+    if plan.across is None:
         # The last vector overlaps with the one before it: the taps reach two columns beyond the tile.
         width = plan.direct.vector[0].size
         _loop(out, "part", plan.columns + 1)
         out.add(f"const long column = meta500::sooner(part * {lanes}, {width + 2 - lanes});")
         step = _tile(out, plan, printer, False, "column")
         out.add(f"{to} + column;")
-        for row in range(count):
-            out.add(f"const vec row{row} = meta500::load<vec>(from + {row * step});")
+        for row in range(plan.down.products):
+            out.add(f"const vec row{row}_0 = meta500::load<vec>(from + {row * step});")
     else:
         _loop(out, "part", plan.columns)
         out.add(f"const long column = part * {2 * lanes};")
         step = _tile(out, plan, printer, False, "column")
         out.add(f"{to} + part * {lanes};")
-        for row in range(count):
-            _columns(out, plan.across.moving[point], row, row * step, lanes)
-    linear(out, plan.down.moving, [f"row{row}" for row in range(count)], _store(out, plane))
+        for row in range(plan.down.products):
+            _columns(out, plan.across.moving, points, row, row * step, lanes)
+    _down(out, plan.down.moving, points, plan.moving_plane)
     out.close(3)
 
 
-def _columns(out: Lines, weights: Sequence[Fraction], row: int, begin: int, lanes: int) -> None:
+def _down(out: Lines, matrix: Matrix, points: Sequence[int], plane: int) -> None:
+    for position, point in enumerate(points):
+        given = [f"row{row}_{point}" for row in range(len(matrix[0]))]
+        first = position * len(matrix)
+        linear(out, matrix, given, _store(out, first, plane))
+
+
+def _columns(out: Lines, matrix: Matrix, points: Sequence[int], row: int, begin: int, lanes: int) -> None:
     """Combine neighbouring columns of one row: those of all tiles lie beside each other in a vector."""
     given = []
-    for column in range(len(weights)):
+    for column in range(len(matrix[0])):
         pair, part = f"row{row}_from{column // 2 * 2}", ("even", "odd")[column % 2]
-        if any(weights[column // 2 * 2 :][:2]) and column % 2 == 0:
+        used = any(any(matrix[point][column : column + 2]) for point in points)
+        if used and column % 2 == 0:
             first = begin + column
             out.add(
                 f"const vec {pair}_low = meta500::load<vec>(from + {first}), "
                 f"{pair}_high = meta500::load<vec>(from + {first + lanes});"
             )
         given.append(f"meta500::{part}({pair}_low, {pair}_high)")
-    out.add(f"const vec row{row} = {_combination(weights, given, number)};")
+    for point in points:
+        out.add(f"const vec row{row}_{point} = {_combination(matrix[point], given, number)};")
 
 
-def _held(out: Lines, plan: WinogradGradient, printer: Printer, point: int | None) -> None:
-    axis, lanes, plane = plan.held, plan.lanes, plan.held_plane
-    companion = None if point else plan.companion
-    out.add(_headline("held", point))
+def _held(out: Lines, plan: WinogradGradient, printer: Printer, points: Sequence[int]) -> None:
+    axis, lanes = plan.held, plan.lanes
+    companion = plan.companion if points == plan.groups[0] else None
+    out.add(_headline("held", plan, points))
     _loop(out, axis.name, axis.size)
     if companion is not None:
         out.add("vec total = {};")
@@ -132,15 +140,15 @@ def _held(out: Lines, plan: WinogradGradient, printer: Printer, point: int | Non
     )
     summands = []
     for row in range(ROWS):
-        if plan.across is None or point is None:
-            out.add(f"const vec row{row} = meta500::load<vec>(from + {row * step});")
-            summands.append(f"row{row}")
+        if plan.across is None:
+            out.add(f"const vec row{row}_0 = meta500::load<vec>(from + {row * step});")
+            summands.append(f"row{row}_0")
         else:
-            _columns(out, plan.across.held[point], row, row * step, lanes)
+            _columns(out, plan.across.held, points, row, row * step, lanes)
             summands += [f"row{row}_from0_low", f"row{row}_from0_high"]
     if companion is not None:
         out.add(f"total += {_balanced(summands)};")
-    linear(out, plan.down.held, [f"row{row}" for row in range(ROWS)], _store(out, plane))
+    _down(out, plan.down.held, points, plan.held_plane)
     out.close(2)
     if companion is not None:
         write = companion.stage.write
@@ -149,10 +157,9 @@ def _held(out: Lines, plan: WinogradGradient, printer: Printer, point: int | Non
     out.close()
 
 
-def _headline(factor: str, point: int | None) -> str:
-    return f"// The {factor} factor at the points down" + (
-        "." if point is None else f", point {point} across."
-    )
+def _headline(factor: str, plan: WinogradGradient, points: Sequence[int]) -> str:
+    across = f", {' and '.join(map(str, points))} across" if plan.across else ""
+    return f"// The {factor} factor at the points down{across}."
 
 
 def _balanced(terms: Sequence[str]) -> str:
@@ -165,9 +172,12 @@ def _balanced(terms: Sequence[str]) -> str:
 def _sums(out: Lines, plan: WinogradGradient) -> None:
     """Sums of products, plane by plane, onto those of earlier bands."""
     lanes, (held, moving) = plan.lanes, plan.block
-    held_channel, moving_channel = plan.tiles * plan.held_row, plan.tiles * plan.moving_row
+    held_channel, moving_channel = (
+        plan.tiles * plan.held_row,
+        plan.tiles * plan.moving_row,
+    )
     out.add("// Sums of the products.")
-    _loop(out, "plane", plan.down.products)
+    _loop(out, "plane", plan.down.products * len(plan.groups[0]))
     _loop(out, plan.held.name, plan.held.size, held)
     out.open(
         f"for (long {plan.moving.name} = 0; {plan.moving.name} < {plan.moving.size}; "
@@ -211,7 +221,11 @@ def _sums(out: Lines, plan: WinogradGradient) -> None:
 
 
 def gradient_merge_body(
-    plan: WinogradGradient, stage: Stage, places: Mapping[str, Place], names: Mapping[str, str], split: Axis
+    plan: WinogradGradient,
+    stage: Stage,
+    places: Mapping[str, Place],
+    names: Mapping[str, str],
+    split: Axis,
 ) -> list[str]:
     """The body of the function that adds up the private copies and goes from sums of products to taps.
 
@@ -244,9 +258,15 @@ def gradient_merge_body(
         given = [f"sums[{n}][at]" for n in range(count)]
         linear(out, plan.down.result, given, _assign(out, "weights[{}][at] = {};"), DOUBLE)
     else:
-        for h in range(plan.across.products):
-            given = [f"sums[{h * count + n}][at]" for n in range(count)]
-            linear(out, plan.down.result, given, _assign(out, f"const double row{{}}_{h} = {{}};"), DOUBLE)
+        for position, h in enumerate(point for points in plan.groups for point in points):
+            given = [f"sums[{position * count + n}][at]" for n in range(count)]
+            linear(
+                out,
+                plan.down.result,
+                given,
+                _assign(out, f"const double row{{}}_{h} = {{}};"),
+                DOUBLE,
+            )
         for r in range(3):
             given = [f"row{r}_{h}" for h in range(plan.across.products)]
             rows = f"weights[{r} * 3 + {{}}][at] = {{}};"
@@ -316,7 +336,8 @@ def _mirrored(one: Sequence[Fraction], other: Sequence[Fraction]) -> bool:
 def _combination(row: Sequence[Fraction], given: Sequence[str], literal: Callable[[float], str]) -> str:
     """A sum of multiples; the plain terms first."""
     terms = sorted(
-        ((v, name) for v, name in zip(row, given, strict=True) if v), key=lambda t: (abs(t[0]) != 1, t[0] < 0)
+        ((v, name) for v, name in zip(row, given, strict=True) if v),
+        key=lambda t: (abs(t[0]) != 1, t[0] < 0),
     )
     text = ""
     for value, name in terms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -67,12 +68,12 @@ def _spread_constants(program: Program, kept: set[str]) -> None:
             continue
         if not covers([stage], program.tensors[name].shape):
             continue
-        value = stage.value
-        program.stages = [
-            _rewritten(s, lambda e: value if isinstance(e, Load) and e.access.tensor == name else None)
-            for s in program.stages
-            if s is not stage
-        ]
+        change = functools.partial(_number_for, name=name, value=stage.value)
+        program.stages = [_rewritten(s, change) for s in program.stages if s is not stage]
+
+
+def _number_for(e: Expr, name: str, value: Constant) -> Expr | None:
+    return value if isinstance(e, Load) and e.access.tensor == name else None
 
 
 # -- copies ------------------------------------------------------------------------------------------

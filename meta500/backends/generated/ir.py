@@ -217,6 +217,7 @@ class Program:
         faults: tensors with one element that must be 0 after a run, with the message for what it means
             otherwise.
         baked: initializers whose values the stages contain.
+        exact: names of sums that keep their direct form, see ``kinks.py``.
     """
 
     name: str
@@ -228,6 +229,7 @@ class Program:
     updates: dict[str, str] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     baked: set[str] = field(default_factory=set)
+    exact: set[str] = field(default_factory=set)
 
     def unique(self, name: str) -> str:
         """``name``, with a number if a tensor has it already."""

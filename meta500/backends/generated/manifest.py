@@ -1,7 +1,7 @@
 """What must be known of a compiled program to run it, kept on disk so that a warm start generates nothing.
 
-A manifest is found by the hash of everything that the program follows from: the network, the form, the options,
-the generator's own files, the compiler and the processor. Values of parameters are no part of it.
+A manifest is found by the hash of everything that the program follows from: the network, the form, the
+options, the generator's own files, the compiler and the processor. Values of parameters are no part of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The memory plan: tensors whose lives do not overlap take turns in the same memory.
 
-Memory is cleared once, when it is allocated. The zeros around a tensor must survive, hence only tensors of the
-same geometry share a slot; those without such zeros share with any other of these.
+Memory is cleared once, when it is allocated. The zeros around a tensor must survive, hence only tensors of
+the same geometry share a slot; those without such zeros share with any other of these.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from meta500.backends.checks import check_cotangent
 from meta500.backends.generated.adjoint import METHODS, differentiate, without_dead_stages
 from meta500.backends.generated.fusion import fused
 from meta500.backends.generated.ir import PARAMETER, RANDOM, REAL, Program, Tensor
+from meta500.backends.generated.kinks import exact_stages
 from meta500.backends.generated.library import Executable, build
 from meta500.backends.generated.lower import BACKEND, lower, rules
 from meta500.backends.generated.manifest import Manifest, known, network_digest, program_key, remember
@@ -121,14 +122,16 @@ class GeneratedNetwork(Network):
             for name, array in form.graph.initializers.items():
                 self._tensors.setdefault(name, array)
         self.real = self._real_type()
+        # What was 0 when the network was made decides its code; training changes values later.
+        self._with_zeros = tuple(n for n in self._parameters if _has_zero(self._tensors[n]))
         self._pack()
         # Lowering now refuses what can't be generated before anything is fed.
-        if all(isinstance(t, TensorType) and t.static for t in self.model.inputs.values()):
-            if not known(self._lowered):
-                for training in (False, True):
-                    model = infer_types(self._forms[training][0], strict=False)
-                    lower(model, list(self.model.outputs), self._external(model))
-                remember(self._lowered)
+        static = all(isinstance(t, TensorType) and t.static for t in self.model.inputs.values())
+        if static and not known(self._lowered):
+            for training in (False, True):
+                model = infer_types(self._forms[training][0], strict=False)
+                lower(model, list(self.model.outputs), self._external(model))
+            remember(self._lowered)
 
     def _real_type(self) -> np.dtype:
         found = set()
@@ -308,7 +311,7 @@ class GeneratedNetwork(Network):
         """
         if form not in self._executables:
             options = self._schedule_options()
-            key = program_key(self._digest, self.target, form, options, self.adjoint)
+            key = program_key(self._digest, self.target, form, options, self.adjoint, self._with_zeros)
             manifest = Manifest.load(key)
             if manifest is None:
                 manifest = self._built(form)
@@ -343,6 +346,7 @@ class GeneratedNetwork(Network):
     def program(self, form: Form) -> tuple[Program, str, str]:
         """The fused stages of a form, and the names of its packed parameters and gradients ("" for none)."""
         program = fused(self.stages(form))
+        program.exact = exact_stages(program, self._with_zeros)
         before = set(program.tensors)
         program = packed(program, self.packing)
         new = [name for name in program.tensors if name not in before]
@@ -444,6 +448,11 @@ class GeneratedNetwork(Network):
         for executable in self._executables.values():
             executable.close()
         self._tensors, self._last, self._executables, self._buffers = {}, {}, {}, {}
+
+
+def _has_zero(array: np.ndarray) -> bool:
+    """Whether a bias has an element that is exactly 0; larger tensors are no biases."""
+    return array.ndim == 1 and not array.all()
 
 
 def aligned_zeros(size: int, dtype: np.dtype) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Stages that work on every pixel by itself, joined into one pass: softmax, loss and its gradient, for example.
+"""Stages that work on every pixel by itself, joined into one pass: softmax, loss, their gradient.
 
 All stages of a pass run over the same rows and columns; other axes are few and written out. What one stage
 writes and only others of the pass read stays in registers. Sums over all pixels are added up on the way.
@@ -59,9 +59,10 @@ class Pixelwise:
         return 0
 
     def __str__(self) -> str:
+        local = ", ".join(sorted(self.local)) or "-"
         return (
             f"pixelwise: {len(self.stages)} stages over rows {self.rows.name}<{self.rows.size}, vectorised "
-            f"{self.columns.name}<{self.columns.size} on {self.lanes} lanes; in registers {', '.join(sorted(self.local)) or '-'}"
+            f"{self.columns.name}<{self.columns.size} on {self.lanes} lanes; in registers {local}"
         )
 
 

@@ -459,7 +459,7 @@ def _winograd(
 ) -> Blocked | Winograd:
     """Winograd's form where it is allowed and faster; weights are transformed before the region begins."""
     given = program.tensors[fast.second.access.tensor].role in (INPUT, PARAMETER, CONSTANT)
-    if not options.winograd or options.real != "float" or not given:
+    if not options.winograd or options.real != "float" or not given or fast.stage.name in program.exact:
         return fast
     return winograd(fast, places, options.lanes, options.registers) or fast
 

@@ -39,6 +39,9 @@ _FEWEST_VECTORS = 8
 _FEWEST_LANES = 8
 # Numbers between planes of the scratch memory: a power of two apart, they meet in the same sets of a cache.
 _MOVING_PADDING, _HELD_PADDING = 80, 144
+# Points across that combine the same columns, and the numbers that two of them may have in the scratch memory.
+_PAIRS = ((1, 2), (0, 3))
+_LARGEST_PAIR = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,17 @@ class WinogradGradient:
         return self.down.products * (self.across.products if self.across else 1)
 
     @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Points across whose planes are in the scratch memory together, and the order of all planes.
+
+        Pairs share what they load; where they would not fit into the cache they are on their own.
+        """
+        if self.across is None:
+            return ((0,),)
+        pair = 2 * self.down.products * (self.held_plane + self.moving_plane)
+        return _PAIRS if pair <= _LARGEST_PAIR else tuple((p,) for pair in _PAIRS for p in pair)
+
+    @property
     def taps(self) -> int:
         """Taps across that the vectors of a plane are shifted by."""
         return 1 if self.across else _TAPS
@@ -172,8 +186,8 @@ class WinogradGradient:
 
     @property
     def scratch(self) -> int:
-        """Numbers of memory of its own that it needs while it runs: a band at the points down, one across."""
-        return self.down.products * (self.held_plane + self.moving_plane)
+        """Numbers of memory of its own that it needs while it runs: a band at all points down, some across."""
+        return len(self.groups[0]) * self.down.products * (self.held_plane + self.moving_plane)
 
     @property
     def sums(self) -> int:
@@ -243,7 +257,10 @@ def winograd_gradient(
                 continue
             bands = min(-(-tiles * columns // _VECTORS[nested]), tiles)
             band = -(-tiles // bands) * ROWS
-            down, across = transforms(ROWS, DOWN), transforms(COLUMNS, ACROSS) if nested else None
+            down, across = (
+                transforms(ROWS, DOWN),
+                transforms(COLUMNS, ACROSS) if nested else None,
+            )
             return WinogradGradient(replace(direct, private=True), down, across, wide, block, band, *taps)
     return None
 

@@ -41,6 +41,12 @@ V sums_of(const meta500::Lane<V> *rows, int wanted) {
     extern "C" void interleave_high_##T##LANES(const T *a, const T *b, T *to) {                               \
         store(to, meta500::interleave_high(load<T##LANES>(a), load<T##LANES>(b)));                            \
     }                                                                                                         \
+    extern "C" void shifted_up_##T##LANES(const T *v, T x, T *to) {                                           \
+        store(to, meta500::shifted_up(load<T##LANES>(v), x));                                                 \
+    }                                                                                                         \
+    extern "C" void shifted_down_##T##LANES(const T *v, T x, T *to) {                                         \
+        store(to, meta500::shifted_down(load<T##LANES>(v), x));                                               \
+    }                                                                                                         \
     extern "C" void greater_##T##LANES(const T *a, const T *b, T *to) {                                       \
         const auto x = load<T##LANES>(a), y = load<T##LANES>(b);                                              \
         store(to, meta500::select(x > y, x, y));                                                              \
@@ -63,3 +69,10 @@ OPERATIONS(float, 16)
 OPERATIONS(double, 2)
 OPERATIONS(double, 4)
 OPERATIONS(double, 8)
+
+extern "C" void store_narrow_double2(const double *v, float *to) {
+    meta500::store_narrow(to, load<meta500::Vector<double, 2>>(v));
+}
+extern "C" void store_narrow_double4(const double *v, float *to) {
+    meta500::store_narrow(to, load<meta500::Vector<double, 4>>(v));
+}

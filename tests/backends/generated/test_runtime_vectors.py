@@ -78,6 +78,13 @@ class TestVectors:
         np.testing.assert_array_equal(result("interleave_low", dtype, lanes, a, b), merged[:lanes])
         np.testing.assert_array_equal(result("interleave_high", dtype, lanes, a, b), merged[lanes:])
 
+    def test_shifts_by_one_lane(self, dtype: Any, lanes: int) -> None:
+        row = np.arange(lanes + 1, dtype=dtype)
+        np.testing.assert_array_equal(result("shifted_up", dtype, lanes, row[1:], 0.0), row[:lanes])
+        np.testing.assert_array_equal(
+            result("shifted_down", dtype, lanes, row[:lanes], float(lanes)), row[1:]
+        )
+
     def test_unaligned_memory(self, dtype: Any, lanes: int) -> None:
         source = np.arange(3 * lanes, dtype=dtype)
         for start in range(lanes + 1):
@@ -151,3 +158,11 @@ def _pages() -> tuple[Any, int]:
     protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     assert protect(address + page, page, 0) == 0
     return memory, page
+
+
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_doubles_to_memory_as_floats(lanes: int) -> None:
+    given = np.array([1 / 3, -2e-3, 1 + 2**-30, 5e7])[:lanes]
+    out = np.full(lanes + 2, 9, np.float32)
+    call("store_narrow", np.float64, lanes, given, out[1:])
+    np.testing.assert_array_equal(out, np.float32([9, *given, 9]))

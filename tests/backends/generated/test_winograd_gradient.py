@@ -15,8 +15,8 @@ from onnx import ValueInfoProto, helper, numpy_helper
 
 import meta500
 from meta500.backends.generated.companions import Companion
-from meta500.backends.generated.library import Executable
-from meta500.backends.generated.schedule import Kernel, Schedule, schedule
+from meta500.backends.generated.network import GeneratedNetwork
+from meta500.backends.generated.schedule import Kernel, Schedule
 from meta500.backends.generated.toom_cook import toom_cook
 from meta500.backends.generated.winograd_gradient import (
     ACROSS,
@@ -211,24 +211,17 @@ def test_whole_networks(n: int, size: int) -> None:
             assert error < 2e-5, name
 
 
-def test_bands_begin_where_the_caller_says() -> None:
+def test_bands_begin_where_the_caller_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small cache cuts the rows of all kernels into bands, whole pictures for nobody."""
     model, fed = layer((2, 16, 16, 64, 64))
-    with meta500.network(model, backend="generated", threads=1) as net:
-        net.inference_and_backprop(fed, loss="loss")
-        wanted = {name: np.array(net.native(g)) for name, g in net.gradient()}
-        ((form, executable),) = net._executables.items()
-        program, parameters, packed = net.program(form)
-        options = executable.schedule.options
-        small = schedule(program, replace(options, cache_bytes=1 << 19))
-        assert any(s.bounds and len(s.bounds) > 2 for step in small.steps for s in step.sweeps)
-        assert gradients(small)
-        net._executables[form] = Executable(small, net.target, parameters, packed)
-        executable.close()
-        net.inference_and_backprop(fed, loss="loss")
-        for name, gradient in net.gradient():
-            scale = np.abs(wanted[name]).max()
-            np.testing.assert_allclose(net.native(gradient), wanted[name], atol=2e-6 * scale)
+    wanted, plan = trained(model, fed, threads=1)
+    options = replace(plan.options, cache_bytes=1 << 19)
+    monkeypatch.setattr(GeneratedNetwork, "_schedule_options", lambda net: options)
+    found, plan = trained(model, fed, threads=1)
+    assert any(s.bounds and len(s.bounds) > 2 for step in plan.steps for s in step.sweeps)
+    assert gradients(plan)
+    for name, gradient in wanted.items():
+        np.testing.assert_allclose(found[name], gradient, atol=2e-6 * np.abs(gradient).max())
 
 
 @pytest.mark.parametrize(("length", "points"), [(ROWS, DOWN), (COLUMNS, ACROSS)])
