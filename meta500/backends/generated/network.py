@@ -108,8 +108,11 @@ class GeneratedNetwork(Network):
     def _check_coverage(self) -> None:
         # A network that was lowered before has no unsupported node; looking at every rule takes time.
         self._digest = network_digest(self.model, self.model.parameters)
-        self._lowered = program_key(self._digest, self.target, "lowered")
-        if not known(self._lowered):
+        try:
+            self._lowered = program_key(self._digest, self.target, "lowered")
+        except UserError:
+            self._lowered = ""  # there is no compiler: said when there is something to compile
+        if not self._lowered or not known(self._lowered):
             super()._check_coverage()
 
     def _rebuild(self) -> None:
@@ -127,11 +130,12 @@ class GeneratedNetwork(Network):
         self._pack()
         # Lowering now refuses what can't be generated before anything is fed.
         static = all(isinstance(t, TensorType) and t.static for t in self.model.inputs.values())
-        if static and not known(self._lowered):
+        if static and not (self._lowered and known(self._lowered)):
             for training in (False, True):
                 model = infer_types(self._forms[training][0], strict=False)
                 lower(model, list(self.model.outputs), self._external(model))
-            remember(self._lowered)
+            if self._lowered:
+                remember(self._lowered)
 
     def _real_type(self) -> np.dtype:
         found = set()
@@ -429,6 +433,7 @@ class GeneratedNetwork(Network):
             graph = self.model.graph
             initializers = {**graph.initializers, name: tensor}
             self.model = self.model.with_graph(replace(graph, initializers=initializers))
+            self._check_coverage()  # its digest is another one now
             self._rebuild()
 
     def to_native(self, array: np.ndarray) -> np.ndarray:

@@ -37,9 +37,9 @@ _FEWEST, _FEWEST_NESTED = 8, 16
 _VECTORS = {True: 16, False: 64}
 _FEWEST_VECTORS = 8
 _FEWEST_LANES = 8
-# Numbers between planes of the scratch memory: a power of two apart, they meet in the same sets of a cache.
+# Numbers between planes of the scratch memory: a power of two apart they meet in the same sets of a cache.
 _MOVING_PADDING, _HELD_PADDING = 80, 144
-# Points across that combine the same columns, and the numbers that two of them may have in the scratch memory.
+# Points across that combine the same columns, and the most numbers that two may have in the scratch memory.
 _PAIRS = ((1, 2), (0, 3))
 _LARGEST_PAIR = 1 << 17
 
@@ -186,7 +186,7 @@ class WinogradGradient:
 
     @property
     def scratch(self) -> int:
-        """Numbers of memory of its own that it needs while it runs: a band at all points down, some across."""
+        """Numbers of memory of its own that it needs while it runs: a band at all points down, few across."""
         return len(self.groups[0]) * self.down.products * (self.held_plane + self.moving_plane)
 
     @property

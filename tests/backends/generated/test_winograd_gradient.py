@@ -191,7 +191,7 @@ def test_in_double_precision_the_form_is_direct() -> None:
     np.testing.assert_allclose(found["w"], reference(fed["x"], fed["t"]), rtol=1e-12, atol=1e-10)
 
 
-@pytest.mark.parametrize(("n", "size"), [(2, 32), pytest.param(3, 32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("n", "size"), [(2, 32), (3, 32)])
 def test_whole_networks(n: int, size: int) -> None:
     """Losses and all gradients, the images shared out to threads and in bands of rows."""
     batch, threads = 2, min(2, PROCESSORS)
