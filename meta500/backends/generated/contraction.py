@@ -216,7 +216,7 @@ def _stencil(
 def _image_vector(
     stage: Stage, write: Mapping[str, int], a: Mapping[str, int], b: Mapping[str, int]
 ) -> Axis | None:
-    """The written axis along which the image is contiguous (or every second element) and weights are fixed."""
+    """The written axis along which the image is contiguous (or strided by 2) and weights are fixed."""
     found = [
         x
         for x in stage.kept
@@ -251,10 +251,7 @@ def _vectorisable_ends(
         moved = {n: s for n, s in steps(load.access, places).items() if n in names}
         if moved and moved != write:
             return False
-    for expr in (stage.initial, stage.finish):
-        if expr is not None and _has_index(expr):
-            return False
-    return True
+    return not any(expr is not None and _has_index(expr) for expr in (stage.initial, stage.finish))
 
 
 def _has_index(expr: Expr) -> bool:
@@ -312,7 +309,7 @@ def _dual(
     registers: int,
     private: bool,
 ) -> Blocked | None:
-    write, a, b = (steps(x, places) for x in (stage.write, held.access, moving.access))
+    a, b = (steps(x, places) for x in (held.access, moving.access))
     if stage.initial is not None or stage.finish is not None or stage.onto:
         return None
     found = [x for x in stage.reduced if a.get(x.name) == 1 and b.get(x.name, 0) in (1, 2) and x.size >= 4]

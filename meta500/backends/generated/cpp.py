@@ -26,6 +26,7 @@ from meta500.backends.generated.winograd_gradient import WinogradGradient
 # So many kernels go into one file: files are compiled in parallel.
 _KERNELS_PER_FILE = 12
 NAMESPACE = "network"
+_OPENING = f'namespace [[gnu::visibility("hidden")]] {NAMESPACE} {{'
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,7 @@ def sources(schedule: Schedule) -> dict[str, str]:
     for begin in range(0, len(texts), _KERNELS_PER_FILE):
         part = "\n".join(texts[begin : begin + _KERNELS_PER_FILE])
         name = f"kernels_{begin // _KERNELS_PER_FILE}.cpp"
-        files[name] = (
-            f'#include "network.h"\n\nnamespace [[gnu::visibility("hidden")]] {NAMESPACE} {{\n\n{part}\n}}  // namespace {NAMESPACE}\n'
-        )
+        files[name] = f'#include "network.h"\n\n{_OPENING}\n\n{part}\n}}  // namespace {NAMESPACE}\n'
     files["network.cpp"] = _driver(schedule)
     return files
 
@@ -58,28 +57,12 @@ def arguments(*stages: Stage) -> list[Argument]:
     read = list(dict.fromkeys(n for stage in stages for n in stage.reads() if n not in written))
     names: dict[str, str] = {}
     for tensor in (*read, *written):
-        text = re.sub(r"\W+", "_", tensor).strip("_") or "t"
-        if text[0].isdigit() or text in _RESERVED or _NUMBERED.fullmatch(text):
-            text = f"t_{text}"
+        # The prefix keeps them apart from keywords and from the local variables of kernels.
+        text = "t_" + re.sub(r"\W+", "_", tensor).strip("_")
         while text in names.values():
             text += "_"
         names[tensor] = text
     return [Argument(t, names[t], t in written) for t in (*read, *written)]
-
-
-# Local variables of kernels.
-_NUMBERED = re.compile(r"([axdp]|even|odd|tap|part|image|sum|total|column|next|every|result)\d\w*")
-_RESERVED = {
-    "from", "to", "weight", "filter", "window", "sums", "line", "group", "before", "after", "wide", "scratch",
-    "transformed",
-    "lo", "hi", "row", "winner", "total", "sum", "term", "better", "real", "copies", "pitch", "part", "at", "copy",
-    "n", "c", "i", "j", "k", "r", "q", "h", "w", "g", "l", "t", "int", "long", "for", "if", "float", "double",
-    "const", "bool", "new", "delete", "class", "default", "operator", "register", "return", "this", "union", "vec",
-    "p", "u", "d", "x", "a", "template", "switch", "case", "while", "do", "else", "signed", "unsigned", "short", "char", "void", "static",
-    "auto", "break", "continue", "enum", "extern", "goto", "inline", "struct", "typedef", "volatile", "namespace",
-    "using", "try", "catch", "throw", "and", "or", "not", "xor", "true", "false", "asm", "export", "friend",
-    "band", "tiles", "tile", "column", "plane", "held_planes", "moving_planes", "mutable", "private", "protected", "public", "explicit", "virtual", "typename", "typeid", "sizeof", "log", "exp",
-}  # fmt: skip
 
 
 def _names(given: list[Argument]) -> dict[str, str]:
@@ -205,7 +188,7 @@ def _header(schedule: Schedule, kernels: list[Kernel]) -> str:
         '#include "vectors.h"',
         '#include "generated.h"',
         "",
-        f'namespace [[gnu::visibility("hidden")]] {NAMESPACE} {{',
+        _OPENING,
         "",
         f"using real = {schedule.options.real};",
         "",
@@ -228,7 +211,7 @@ def _driver(schedule: Schedule) -> str:
     out.add("#include <cstring>")
     out.add("#include <new>")
     out.add("")
-    out.add(f'namespace [[gnu::visibility("hidden")]] {NAMESPACE} {{')
+    out.add(_OPENING)
     out.add("")
     out.add(f"constexpr int threads = {schedule.options.threads};")
     out.add(f"constexpr long shared_bytes = {schedule.shared_bytes};")
@@ -380,7 +363,8 @@ def _region(out: Lines, number: int, step: Step, schedule: Schedule) -> None:
     if step.kind == IMAGES:
         count = schedule.batch.count
         out.add(
-            f"const long first = meta500::share({count}, part, parts), last = meta500::share({count}, part + 1, parts);"
+            f"const long first = meta500::share({count}, part, parts), "
+            f"last = meta500::share({count}, part + 1, parts);"
         )
         out.open("for (long n = first; n < last; ++n)")
         for sweep in step.sweeps:

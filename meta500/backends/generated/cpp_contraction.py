@@ -126,9 +126,8 @@ def _without(address: Affine, names: Sequence[str]) -> Affine:
 
 
 def _stencil(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping[str, str]) -> None:
-    stage, lanes = plan.stage, plan.lanes
+    lanes, row_count = plan.lanes, plan.rows[1]
     vector, vectors = plan.vector
-    rows, row_count = plan.rows
     opened = len(plan.outer) + 1
     for axis in plan.outer:
         _loop(out, axis)
@@ -233,7 +232,7 @@ class _Loader:
             self.out.add(f"vec {name} = meta500::load<vec>({self.pointer} + {place});")
             self.out.add(f"META500_KEEP({name});")
             return name
-        # Elements place, place + 2, ...: the even ones of a pair of vectors, whose odd ones are place + 1, ...
+        # Elements place, place + 2, ... are the even ones of a pair of vectors, place + 1, ... the odd ones.
         if place not in self.pairs:
             low, high = f"{name}_low", f"{name}_high"
             self.out.add(

@@ -186,8 +186,8 @@ class Schedule:
         for place in self.places.values():
             halo = f" zeros {place.halo.before} {place.halo.after}" if place.halo.any else ""
             yield (
-                f"  {place.kind:8} {place.c_type} {place.tensor}: strides {place.strides} origin {place.origin}"
-                f"{halo} at {place.offset}"
+                f"  {place.kind:8} {place.c_type} {place.tensor}: strides {place.strides} "
+                f"origin {place.origin}{halo} at {place.offset}"
             )
         for number, step in enumerate(self.steps):
             yield ""

@@ -1,8 +1,8 @@
-"""Sweeps: kernels that run together over bands of image rows, so that what one writes the next finds in cache.
+"""Sweeps: kernels that run together over bands of image rows, so that they meet in the cache.
 
-In every band each kernel goes as far as the rows that it reads are there: behind a stencil by the halo, behind
-a pooling at half the number of rows. The bounds of all bands are computed here, by going through the sweep
-once, and printed as a table.
+In every band each kernel goes as far as the rows that it reads are there: behind a stencil by the halo,
+behind a pooling at half the number of rows. The bounds of all bands are computed here, by going through the
+sweep once, and printed as a table.
 """
 
 from __future__ import annotations
