@@ -116,7 +116,8 @@ def test_first_call_is_the_first_call():
     subject = prepared("digits_cnn", {"batch": 2})
 
     def spy(self, *args, **kwargs):
-        seen.append(sys._getframe(1).f_code.co_name)
+        if self.precision != "float64":  # the reference is a network of its own
+            seen.append(sys._getframe(1).f_code.co_name)
         return old(self, *args, **kwargs)
 
     NumpyNetwork.inference = spy
