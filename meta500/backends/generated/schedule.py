@@ -9,7 +9,7 @@ from meta500.backends.generated import companions, contraction, layout, memory, 
 from meta500.backends.generated.affine import Affine, indices
 from meta500.backends.generated.companions import Companion
 from meta500.backends.generated.contraction import Blocked
-from meta500.backends.generated.expressions import Access, Load
+from meta500.backends.generated.expressions import Access, Load, loads
 from meta500.backends.generated.images import (
     IMAGES,
     REDUCING,
@@ -555,9 +555,10 @@ def _arrange(result: Schedule) -> None:
                 for name in (*stage.reads(), *stage.writes()):
                     moments.setdefault(name, []).append((number, time))
             for one in kernel.sums if step.kind == IMAGES else ():
-                # Merged when the region ends.
+                # Merged when the region ends: what was summed up is no longer needed then.
                 assert one.merge is not None
-                for name in (*one.merge.reads(), *one.merge.writes()):
+                ends = loads(one.merge.initial) + loads(one.merge.finish)
+                for name in (*(load.access.tensor for load in ends), *one.merge.writes()):
                     moments[name].append((number, 1 << 40))
     kinds: dict[str, list[Place]] = {SHARED: [], OWN: []}
     for place in result.places.values():
