@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from meta500.backends import optimizer_state as saved
 from meta500.backends.hyperparameters import LearningRate, Rate, declared, rate_at
-from meta500.errors import UserError
+from meta500.errors import UserError, choose
 
 if TYPE_CHECKING:
     from meta500.backends.network import Network
@@ -228,3 +228,29 @@ class GraphOptimizer(Optimizer):
     def restore_state(self, arrays: dict[str, dict[str, Array]], scalars: dict[str, float]) -> None:
         """Raises UserError: native state can only be written by a subclass that knows how."""
         raise UserError(f"{type(self).__name__}: the state of this native optimizer cannot be loaded")
+
+
+NativeOptimizer = TypeVar("NativeOptimizer", bound=GraphOptimizer)
+
+
+def native_from(
+    classes: Mapping[str, Callable[..., NativeOptimizer]],
+    network: Network,
+    name: str,
+    loss: str,
+    hyperparameters: Mapping[str, Any],
+) -> NativeOptimizer:
+    """A built optimizer out of a backend's ``classes``, by name.
+
+    Raises:
+        UserError: an unknown name or option, or an invalid value.
+    """
+    import inspect
+
+    cls = classes[choose(f"native optimizer of the {network.backend} backend", name, classes)]
+    known = set(inspect.signature(cls).parameters) - {"network", "loss"}
+    for option in hyperparameters:
+        choose(f"option of native optimizer '{name}'", option, known)
+    optimizer = cls(network, loss, **hyperparameters)
+    optimizer.ensure_built()
+    return optimizer

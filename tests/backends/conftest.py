@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,3 +150,27 @@ def level_0_rules() -> Callable[[RuleTable], set[tuple[str, str, int]]]:
         return found
 
     return covered
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of libraries in an empty cache; the compiler is the default one."""
+    monkeypatch.setenv("META500_CACHE", str(tmp_path / "cache"))
+    for name in ("CXX", "CXXFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "cache" / "libraries"
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Make a shell script the compiler: ``fake(body, version="fake 1")``."""
+
+    def make(body: str, version: str = "fake 1") -> Path:
+        path = tmp_path / "fake"
+        path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" && exit 0\n{body}\n')
+        path.chmod(0o755)
+        os.utime(path, ns=(time.time_ns(), time.time_ns()))
+        monkeypatch.setenv("CXX", str(path))
+        return path
+
+    return make

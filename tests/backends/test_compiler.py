@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -15,12 +14,7 @@ from meta500.errors import UserError
 CODE = 'extern "C" int answer() { return 42; }\n'
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("META500_CACHE", str(tmp_path / "cache"))
-    for name in ("CXX", "CXXFLAGS"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path / "cache" / "libraries"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
@@ -28,21 +22,6 @@ def source(tmp_path):
     path = tmp_path / "answer.cpp"
     path.write_text(CODE)
     return path
-
-
-@pytest.fixture
-def fake(tmp_path, monkeypatch):
-    """Make a shell script the compiler."""
-
-    def make(body, version="fake 1"):
-        path = tmp_path / "fake"
-        path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" && exit 0\n{body}\n')
-        path.chmod(0o755)
-        os.utime(path, ns=(time.time_ns(), time.time_ns()))
-        monkeypatch.setenv("CXX", str(path))
-        return path
-
-    return make
 
 
 def answer(path):

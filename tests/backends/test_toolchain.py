@@ -24,12 +24,7 @@ TEXTS = {
 CROSS = "aarch64-linux-gnu-g++"
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("META500_CACHE", str(tmp_path / "cache"))
-    for name in ("CXX", "CXXFLAGS"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path / "cache" / "libraries"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.contraction import STENCIL, Blocked, points, shifted
-from meta500.backends.generated.cpp_expressions import CALLS, Printer, index, number
+from meta500.backends.generated.cpp_expressions import CALLS, COMPARISONS, INFIX, Printer, index, number
 from meta500.backends.generated.cpp_nest import Lines
 from meta500.backends.generated.expressions import (
     Access,
@@ -56,17 +56,14 @@ class VectorPrinter(Printer):
             return f"meta500::broadcast<vec>(real({index(expr.index)}))"
         assert isinstance(expr, Apply)
         texts = [self.vector_value(a, result, point, shift) for a in expr.arguments]
-        if expr.function in ("add", "sub", "mul", "div"):
-            sign = {"add": "+", "sub": "-", "mul": "*", "div": "/"}[expr.function]
+        sign = INFIX.get(expr.function) or COMPARISONS.get(expr.function)
+        if sign:
             return f"({texts[0]} {sign} {texts[1]})"
-        signs = {"less": "<", "greater": ">", "less_equal": "<=", "greater_equal": ">=", "equal": "=="}
-        if expr.function in signs:
-            return f"({texts[0]} {signs[expr.function]} {texts[1]})"
         if expr.function == "neg":
             return f"(-{texts[0]})"
         if expr.function == "select":
             flag = expr.arguments[0]
-            if not (isinstance(flag, Apply) and flag.function in signs):
+            if not (isinstance(flag, Apply) and flag.function in COMPARISONS):
                 texts[0] = f"({texts[0]} != real(0))"
             return f"meta500::select({', '.join(texts)})"
         return f"meta500::{CALLS[expr.function]}({', '.join(texts)})"
@@ -93,11 +90,6 @@ def blocked_body(plan: Blocked, places: Mapping[str, Place], names: Mapping[str,
     else:
         _dual(out, plan, places, names)
     return out.lines
-
-
-def _loop(out: Lines, axis: Axis, step: int = 1) -> None:
-    advance = f"++{axis.name}" if step == 1 else f"{axis.name} += {step}"
-    out.open(f"for (long {axis.name} = 0; {axis.name} < {axis.size}; {advance})")
 
 
 def _row_loop(out: Lines, plan: Blocked) -> None:
@@ -130,16 +122,16 @@ def _stencil(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapp
     vector, vectors = plan.vector
     opened = len(plan.outer) + 1
     for axis in plan.outer:
-        _loop(out, axis)
+        out.loop(axis.name, axis.size)
     _row_loop(out, plan)
     for axis, size in plan.blocks:
         if axis.size > size:
-            _loop(out, axis, size)
+            out.loop(axis.name, axis.size, size)
             opened += 1
         else:
             # The block is the whole axis.
             out.add(f"constexpr long {axis.name} = 0;")
-    _loop(out, vector, lanes * vectors)
+    out.loop(vector.name, vector.size, lanes * vectors)
     opened += 1
     printer = VectorPrinter(places, names, vector.name)
     block = _block_points(plan)
@@ -152,7 +144,7 @@ def _stencil(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapp
         name = accumulator(point, row, v)
         out.add(f"vec {name} = {_beginning(plan, printer, point, row, v)};")
     for axis in plan.inner:
-        _loop(out, axis)
+        out.loop(axis.name, axis.size)
     _products(out, plan, places, names, accumulator, block)
     out.close(len(plan.inner))
     _ends(out, plan, printer, accumulator, block)
@@ -293,10 +285,10 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
     rows, row_count = plan.rows
     opened = len(plan.outer)
     for axis in plan.outer:
-        _loop(out, axis)
+        out.loop(axis.name, axis.size)
     for axis, size in plan.blocks:
         if axis.size > size:
-            _loop(out, axis, size)
+            out.loop(axis.name, axis.size, size)
             opened += 1
         else:
             out.add(f"constexpr long {axis.name} = 0;")
@@ -313,9 +305,9 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
     riding = _Riding(plan, places, names)
     riding.begin(out)
     for axis in plan.inner:
-        _loop(out, axis)
+        out.loop(axis.name, axis.size)
     _row_loop(out, plan)
-    _loop(out, vector, lanes)
+    out.loop(vector.name, vector.size, lanes)
     held = places[plan.first.access.tensor].address(plan.first.access)
     moving = places[plan.second.access.tensor].address(plan.second.access)
     out.add(f"const real* const d = {names[plan.first.access.tensor]} + {index(held)};")

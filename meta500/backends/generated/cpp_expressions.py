@@ -19,8 +19,8 @@ from meta500.backends.generated.expressions import (
 )
 from meta500.backends.generated.layout import Place
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-_COMPARISONS = {"less": "<", "greater": ">", "less_equal": "<=", "greater_equal": ">=", "equal": "=="}
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+COMPARISONS = {"less": "<", "greater": ">", "less_equal": "<=", "greater_equal": ">=", "equal": "=="}
 CALLS = {
     "exp": "exp",
     "log": "log",
@@ -131,7 +131,7 @@ class Printer:
 
     def _apply(self, expr: Apply, result: str) -> tuple[str, str]:
         name, arguments = expr.function, expr.arguments
-        if name in _COMPARISONS:
+        if name in COMPARISONS:
             return self._comparison(name, arguments, result), BOOL
         if name == "select":
             flag, kind = self.typed(arguments[0], result)
@@ -143,8 +143,8 @@ class Printer:
             index, seed, run = (f"std::uint64_t({self.typed(a, result)[0]})" for a in arguments)
             return f"meta500::uniform<real>({seed}, {run}, {index})", REAL
         texts = [self.real(a, result) for a in arguments]
-        if name in _INFIX:
-            return f"({texts[0]} {_INFIX[name]} {texts[1]})", REAL
+        if name in INFIX:
+            return f"({texts[0]} {INFIX[name]} {texts[1]})", REAL
         if name == "neg":
             return f"(-{texts[0]})", REAL
         return f"meta500::{CALLS[name]}({', '.join(texts)})", REAL
@@ -158,7 +158,7 @@ class Printer:
             ]
         else:
             texts = [self.real(a, result) for a in arguments]
-        return f"({texts[0]} {_COMPARISONS[name]} {texts[1]})"
+        return f"({texts[0]} {COMPARISONS[name]} {texts[1]})"
 
     @staticmethod
     def _whole(expr: Expr) -> bool:

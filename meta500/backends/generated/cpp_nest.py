@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from meta500.backends.generated.affine import Affine, Guard
@@ -25,6 +26,11 @@ class Lines:
     def open(self, text: str) -> None:
         self.add(text + " {")
         self.depth += 1
+
+    def loop(self, name: str, size: int | str, step: int = 1) -> None:
+        """Open a loop from 0 to ``size`` - 1."""
+        advance = f"++{name}" if step == 1 else f"{name} += {step}"
+        self.open(f"for (long {name} = 0; {name} < {size}; {advance})")
 
     def close(self, count: int = 1) -> None:
         for _ in range(count):
@@ -64,7 +70,7 @@ def _map(out: Lines, nest: Nest, printer: Printer) -> None:
     opened, bounds = _conditions(out, stage, nest.vector)
     if nest.vector is not None:
         opened += _vector_loop(out, nest.vector, nest.split, bounds)
-    for point in _points(nest.unrolled):
+    for point in points(nest.unrolled):
         write = stage.write.substitute(point)
         inner = substitute(stage.value, point)
         guards = [g.substitute(point) for g in stage.guards if _inside(g, nest)]
@@ -125,12 +131,10 @@ def _vector_loop(
     return 1
 
 
-def _points(axes: Sequence[Axis]) -> Iterator[dict[str, Affine]]:
+def points(axes: Sequence[Axis]) -> Iterator[dict[str, Affine]]:
     """All values of some axes."""
-    points: list[dict[str, Affine]] = [{}]
-    for axis in axes:
-        points = [{**p, axis.name: Affine((), v)} for p in points for v in range(axis.size)]
-    yield from points
+    for values in itertools.product(*(range(axis.size) for axis in axes)):
+        yield {axis.name: Affine((), v) for axis, v in zip(axes, values, strict=True)}
 
 
 def _start(stage: Stage, printer: Printer, atomic: bool = False) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.cpp_contraction import VectorPrinter
 from meta500.backends.generated.cpp_expressions import Printer, index
-from meta500.backends.generated.cpp_nest import Lines
+from meta500.backends.generated.cpp_nest import Lines, points
 from meta500.backends.generated.expressions import Access, Expr, Load, loads, substitute
 from meta500.backends.generated.ir import MAX, SET, Axis, Stage
 from meta500.backends.generated.layout import Place
@@ -26,7 +26,7 @@ def pixelwise_body(plan: Pixelwise, places: Mapping[str, Place], names: Mapping[
     totals: Totals = {}
     for number, stage in enumerate(plan.stages):
         if is_total(stage):
-            for point in _points(stage.kept):
+            for point in points(stage.kept):
                 totals[number, stage.write.substitute(point)] = f"total{len(totals)}"
     size = plan.columns.size
     whole = size - size % plan.lanes
@@ -64,7 +64,7 @@ def _columns(
     out.open(f"for (long {COLUMNS} = {bounds[0]}; {COLUMNS} < {bounds[1]}; {step})")
     for number, stage in enumerate(plan.stages):
         out.add(f"// {stage.name}")
-        for point in _points(_kept(stage)):
+        for point in points(_kept(stage)):
             write = stage.write.substitute(point)
             value = writer.value(stage, point)
             if is_total(stage):
@@ -81,13 +81,6 @@ def _kept(stage: Stage) -> list[Axis]:
     return [axis for axis in stage.kept if axis.name not in (ROWS, COLUMNS)]
 
 
-def _points(axes: Sequence[Axis]) -> list[Point]:
-    points: list[Point] = [{}]
-    for axis in axes:
-        points = [{**p, axis.name: Affine((), v)} for p in points for v in range(axis.size)]
-    return points
-
-
 class _Writer:
     """Writes statements on one pixel, or on one vector of them; every element is loaded once."""
 
@@ -102,7 +95,7 @@ class _Writer:
     def value(self, stage: Stage, point: Point) -> str:
         """The finished value at one point, sums and maxima over the other axes written out."""
         reduced = [axis for axis in stage.reduced if axis.name not in (ROWS, COLUMNS)]
-        terms = [self.text(stage.value, {**point, **inner}) for inner in _points(reduced)]
+        terms = [self.text(stage.value, {**point, **inner}) for inner in points(reduced)]
         if stage.combine == SET or is_total(stage):
             return " + ".join(terms)
         begin: list[str] = []

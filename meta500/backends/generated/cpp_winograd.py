@@ -9,8 +9,8 @@ from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.contraction import shifted
 from meta500.backends.generated.cpp_contraction import VectorPrinter
 from meta500.backends.generated.cpp_expressions import index, number
+from meta500.backends.generated.cpp_linear import linear
 from meta500.backends.generated.cpp_nest import Lines
-from meta500.backends.generated.cpp_winograd_gradient import linear
 from meta500.backends.generated.expressions import Load, loads
 from meta500.backends.generated.layout import Place
 from meta500.backends.generated.toom_cook import Matrix, ToomCook
@@ -46,11 +46,6 @@ def winograd_body(plan: Winograd, places: Mapping[str, Place], names: Mapping[st
     return out.lines
 
 
-def _loop(out: Lines, name: str, size: int, step: int = 1) -> None:
-    advance = f"++{name}" if step == 1 else f"{name} += {step}"
-    out.open(f"for (long {name} = 0; {name} < {size}; {advance})")
-
-
 def _image(plan: Winograd, printer: VectorPrinter, column: str) -> tuple[Affine, int]:
     """Where the window of the tile at (row ``*_tile``, ``column``) begins, and the step from row to row."""
     access = plan.direct.first.access
@@ -69,8 +64,8 @@ def _single(out: Lines, plan: Winograd, printer: VectorPrinter) -> None:
     out.add(
         "// The rows of the image at the points; their first and last vectors overlap with their neighbours."
     )
-    _loop(out, summed.name, summed.size)
-    _loop(out, "part", vector.size // lanes + 2)
+    out.loop(summed.name, summed.size)
+    out.loop("part", vector.size // lanes + 2)
     last = vector.size + 2 - lanes
     out.add(f"const long {j} = part == 0 ? 0 : meta500::sooner(1 + (part - 1) * {lanes}, {last});")
     start, step = _image(plan, printer, j)
@@ -85,8 +80,8 @@ def _single(out: Lines, plan: Winograd, printer: VectorPrinter) -> None:
 
     linear(out, plan.down.data, given, keep)
     out.close(2)
-    _loop(out, f"{k}_block", results.size, block)
-    _loop(out, j, vector.size, lanes)
+    out.loop(f"{k}_block", results.size, block)
+    out.loop(j, vector.size, lanes)
     _fetched(out, plan, printer, 8 * lanes)
     out.add(f"const real* at = {SCRATCH} + {lanes - 1} + {j};")
     out.add(f"const real* weight = {TRANSFORMED} + {k}_block * {summed.size * plan.filter_size};")
@@ -127,12 +122,12 @@ def _double(out: Lines, plan: Winograd, across: ToomCook, printer: VectorPrinter
     vector, summed, results = plan.direct.vector[0], plan.summed, plan.results
     j, k, rows = vector.name, results.name, plan.split.name
     width, stretch = vector.size, plan.stretch
-    _loop(out, f"{j}_stretch", width, stretch)
+    out.loop(f"{j}_stretch", width, stretch)
     out.add("// The tiles of the image at the points: B^T x B.")
-    _loop(out, summed.name, summed.size)
+    out.loop(summed.name, summed.size)
     _along(out, plan)
     if groups > 1:
-        _loop(out, "group", groups)
+        out.loop("group", groups)
     start, step = _image(plan, printer, j)
     # The rows of the window but for its first column.
     start = start + 1 + (Affine.axis("group", len(plan.down.output) * step) if groups > 1 else 0)
@@ -154,11 +149,11 @@ def _double(out: Lines, plan: Winograd, across: ToomCook, printer: VectorPrinter
 
     linear(out, plan.down.data, given, keep)
     out.close(3 + (groups > 1))
-    _loop(out, f"{k}_block", results.size, block)
+    out.loop(f"{k}_block", results.size, block)
     _along(out, plan)
     _fetched(out, plan, printer, 0)
     out.add(f"alignas(64) real sums[{lines}][{block}][{len(plan.down.output)}][{lanes}];")
-    _loop(out, "line", lines)
+    out.loop("line", lines)
     out.add(f"const real* at = {SCRATCH} + ({tile} * {lines} + line) * {plan.plane};")
     size = summed.size * points
     out.add(f"const real* weight = {TRANSFORMED} + ({k}_block * {lines} + line * {block}) * {size};")
@@ -184,9 +179,9 @@ def _double(out: Lines, plan: Winograd, across: ToomCook, printer: VectorPrinter
         out.close()
     out.close()
     out.open(f"for (long {k} = {k}_block; {k} < {k}_block + {block}; ++{k})")
-    _loop(out, "row", len(plan.down.output))
+    out.loop("row", len(plan.down.output))
     if groups > 1:
-        _loop(out, "group", groups)
+        out.loop("group", groups)
     shift = f" + group * {len(plan.down.output)}" if groups > 1 else ""
     out.add(f"const long {rows} = {rows}_tile + row{shift};")
     offset = f" + group * {side}" if groups > 1 else ""
@@ -219,7 +214,7 @@ def _fetched(out: Lines, plan: Winograd, printer: VectorPrinter, ahead: int) -> 
         return
     out.open(f"for (long {k} = {k}_block; {k} < {k}_block + {plan.block}; ++{k})")
     out.open(f"for (long {rows} = {rows}_tile; {rows} < {rows}_tile + {plan.granule}; ++{rows})")
-    _loop(out, "line", -(-plan.columns // _CACHE_LINE))
+    out.loop("line", -(-plan.columns // _CACHE_LINE))
     for access, address in moving.items():
         at = index(address + Affine.axis("line", _CACHE_LINE) + ahead)
         intent = ", 1" if access == plan.stage.write else ""
@@ -292,7 +287,7 @@ def prepare_body(plan: Winograd, places: Mapping[str, Place], names: Mapping[str
     k, c, block, points = plan.results.name, plan.summed.name, plan.block, plan.down.products
     out.add(f"using vec = meta500::Vector<double, {block}>;")
     out.open(f"for (long {k} = lo; {k} < hi; {k} += {block})")
-    _loop(out, c, plan.summed.size)
+    out.loop(c, plan.summed.size)
     out.add(f"const real* const filter = {names[access.tensor]} + {index(shifted(address, begin))};")
     whole = plan.summed.size * plan.filter_size
     inner = (plan.filter_size if plan.across is None else points) * block

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 
 from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.cpp_expressions import Printer, index, number
+from meta500.backends.generated.cpp_linear import combination, linear
 from meta500.backends.generated.cpp_nest import Lines, merge_end
 from meta500.backends.generated.ir import Axis, Stage
 from meta500.backends.generated.layout import Place
@@ -30,7 +29,7 @@ def gradient_body(plan: WinogradGradient, places: Mapping[str, Place], names: Ma
     planes = plan.down.products * len(plan.groups[0])
     out.add(f"real* const moving_planes = scratch + {planes * plan.held_plane};")
     for axis in plan.direct.inner:
-        _loop(out, axis.name, axis.size)
+        out.loop(axis.name, axis.size)
     out.open(f"for (long band = lo; band < hi; band += {plan.band})")
     out.add(f"const long tiles = (meta500::sooner(band + {plan.band}, hi) - band) / {ROWS};")
     printer = Printer(places, names)
@@ -41,11 +40,6 @@ def gradient_body(plan: WinogradGradient, places: Mapping[str, Place], names: Ma
         _sums(out, plan)
     out.close(1 + len(plan.direct.inner))
     return out.lines
-
-
-def _loop(out: Lines, name: str, size: int | str, step: int = 1) -> None:
-    advance = f"++{name}" if step == 1 else f"{name} += {step}"
-    out.open(f"for (long {name} = 0; {name} < {size}; {advance})")
 
 
 def _tile(out: Lines, plan: WinogradGradient, printer: Printer, held: bool, column: str) -> int:
@@ -76,20 +70,20 @@ def _store(out: Lines, first: int, plane: int) -> Callable[[int, str], None]:
 def _moving(out: Lines, plan: WinogradGradient, printer: Printer, points: Sequence[int]) -> None:
     axis, lanes = plan.moving, plan.lanes
     out.add(_headline("moving", plan, points))
-    _loop(out, "tile", "tiles")
-    _loop(out, axis.name, axis.size)
+    out.loop("tile", "tiles")
+    out.loop(axis.name, axis.size)
     to = f"real* const plane = moving_planes + ({axis.name} * {plan.tiles} + tile) * {plan.moving_row}"
     if plan.across is None:
         # The last vector overlaps with the one before it: the taps reach two columns beyond the tile.
         width = plan.direct.vector[0].size
-        _loop(out, "part", plan.columns + 1)
+        out.loop("part", plan.columns + 1)
         out.add(f"const long column = meta500::sooner(part * {lanes}, {width + 2 - lanes});")
         step = _tile(out, plan, printer, False, "column")
         out.add(f"{to} + column;")
         for row in range(plan.down.products):
             out.add(f"const vec row{row}_0 = meta500::load<vec>(from + {row * step});")
     else:
-        _loop(out, "part", plan.columns)
+        out.loop("part", plan.columns)
         out.add(f"const long column = part * {2 * lanes};")
         step = _tile(out, plan, printer, False, "column")
         out.add(f"{to} + part * {lanes};")
@@ -120,18 +114,18 @@ def _columns(out: Lines, matrix: Matrix, points: Sequence[int], row: int, begin:
             )
         given.append(f"meta500::{part}({pair}_low, {pair}_high)")
     for point in points:
-        out.add(f"const vec row{row}_{point} = {_combination(matrix[point], given, number)};")
+        out.add(f"const vec row{row}_{point} = {combination(matrix[point], given, number)};")
 
 
 def _held(out: Lines, plan: WinogradGradient, printer: Printer, points: Sequence[int]) -> None:
     axis, lanes = plan.held, plan.lanes
     companion = plan.companion if points == plan.groups[0] else None
     out.add(_headline("held", plan, points))
-    _loop(out, axis.name, axis.size)
+    out.loop(axis.name, axis.size)
     if companion is not None:
         out.add("vec total = {};")
-    _loop(out, "tile", "tiles")
-    _loop(out, "part", plan.columns)
+    out.loop("tile", "tiles")
+    out.loop("part", plan.columns)
     out.add(f"const long column = part * {lanes * (2 if plan.across else 1)};")
     step = _tile(out, plan, printer, True, "column")
     out.add(
@@ -177,8 +171,8 @@ def _sums(out: Lines, plan: WinogradGradient) -> None:
         plan.tiles * plan.moving_row,
     )
     out.add("// Sums of the products.")
-    _loop(out, "plane", plan.down.products * len(plan.groups[0]))
-    _loop(out, plan.held.name, plan.held.size, held)
+    out.loop("plane", plan.down.products * len(plan.groups[0]))
+    out.loop(plan.held.name, plan.held.size, held)
     out.open(
         f"for (long {plan.moving.name} = 0; {plan.moving.name} < {plan.moving.size}; "
         f"{plan.moving.name} += {moving}, to += {plan.pitch})"
@@ -247,13 +241,13 @@ def gradient_merge_body(
     out.add(f"double sums[{plan.planes}][{plan.pitch}] = {{}};")
     out.add(f"double weights[{3 * (3 if plan.across else 1)}][{plan.pitch}];")
     out.open("for (int copy = 0; copy < copies; ++copy)")
-    _loop(out, "plane", plan.planes)
+    out.loop("plane", plan.planes)
     out.add("#pragma omp simd")
-    _loop(out, "at", plan.pitch)
+    out.loop("at", plan.pitch)
     out.add(f"sums[plane][at] += from[copy * pitch + plane * {plane} + at];")
     out.close(3)
     out.add("#pragma omp simd")
-    _loop(out, "at", plan.pitch)
+    out.loop("at", plan.pitch)
     if plan.across is None:
         given = [f"sums[{n}][at]" for n in range(count)]
         linear(out, plan.down.result, given, _assign(out, "weights[{}][at] = {};"), DOUBLE)
@@ -276,8 +270,8 @@ def gradient_merge_body(
     for axis, block in zip((plan.held, plan.moving), plan.block, strict=True):
         name = axis.name
         out.open(f"for (long {name} = {name}_block; {name} < {name}_block + {block}; ++{name})")
-    _loop(out, plan.row_tap.name, 3)
-    _loop(out, plan.column_tap.name, 3)
+    out.loop(plan.row_tap.name, 3)
+    out.loop(plan.column_tap.name, 3)
     number_in_block = f"({held} - {held}_block) * {plan.block[1]} + {moving} - {moving}_block"
     down, right = plan.row_tap.name, plan.column_tap.name
     if plan.across is None:
@@ -287,61 +281,3 @@ def gradient_merge_body(
     merge_end(out, stage, printer)
     out.close(6)
     return out.lines
-
-
-def linear(
-    out: Lines,
-    matrix: Matrix,
-    given: Sequence[str],
-    use: Callable[[int, str], None],
-    kind: tuple[str, Callable[[float], str]] = ("vec", number),
-) -> None:
-    """A matrix by variables of C++: rows that differ by signs only share their even and odd parts.
-
-    Args:
-        out: where lines go.
-        matrix: exact.
-        given: names of the variables.
-        use: prints what becomes of a row, from its number and expression.
-        kind: type of the variables, and how their numbers are written.
-    """
-    row = 0
-    while row < len(matrix):
-        pair = matrix[row : row + 2]
-        if len(pair) == 2 and _mirrored(*pair):
-            same = [v if v == w else Fraction(0) for v, w in zip(*pair, strict=True)]
-            other = [v if v != w else Fraction(0) for v, w in zip(*pair, strict=True)]
-            factor = [v for v in other if v][-1]
-            name = re.sub(r"\W+", "_", given[0]).strip("_")
-            even, odd = f"even{row}_{name}", f"odd{row}_{name}"
-            out.add(
-                f"const {kind[0]} {even} = {_combination(same, given, kind[1])}, "
-                f"{odd} = {_combination([v / factor for v in other], given, kind[1])};"
-            )
-            times = "" if factor == 1 else f"{kind[1](float(factor))} * "
-            use(row, f"{even} + {times}{odd}")
-            use(row + 1, f"{even} - {times}{odd}")
-            row += 2
-        else:
-            use(row, _combination(matrix[row], given, kind[1]))
-            row += 1
-
-
-def _mirrored(one: Sequence[Fraction], other: Sequence[Fraction]) -> bool:
-    """Whether two rows have the same numbers up to signs, some with the same sign and some not."""
-    pairs = [(v, w) for v, w in zip(one, other, strict=True) if v or w]
-    return all(abs(v) == abs(w) for v, w in pairs) and len({v == w for v, w in pairs}) == 2
-
-
-def _combination(row: Sequence[Fraction], given: Sequence[str], literal: Callable[[float], str]) -> str:
-    """A sum of multiples; the plain terms first."""
-    terms = sorted(
-        ((v, name) for v, name in zip(row, given, strict=True) if v),
-        key=lambda t: (abs(t[0]) != 1, t[0] < 0),
-    )
-    text = ""
-    for value, name in terms:
-        sign = " - " if value < 0 else " + "
-        factor = "" if abs(value) == 1 else f"{literal(float(abs(value)))} * "
-        text += f"{sign if text else '-' if value < 0 else ''}{factor}{name}"
-    return text

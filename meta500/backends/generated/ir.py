@@ -14,6 +14,7 @@ that reads it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -117,8 +118,13 @@ class Stage:
 
     def loads(self) -> list[Load]:
         """Everything it reads, without what the tensor holds already."""
+        return list(self._loads)
+
+    @functools.cached_property
+    def _loads(self) -> tuple[Load, ...]:
+        # Asked for by every pass, many times.
         found = loads(self.value) + loads(self.initial) + loads(self.finish)
-        return list(dict.fromkeys(found))
+        return tuple(dict.fromkeys(found))
 
     def reads(self) -> list[str]:
         """Names of the tensors that it reads, its own included if it adds onto it."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from meta500.backends.array_network import ArrayNetwork
 from meta500.backends.checks import check_cotangent
 from meta500.backends.generated.adjoint import METHODS, differentiate, without_dead_stages
 from meta500.backends.generated.fusion import fused
@@ -22,7 +23,7 @@ from meta500.backends.generated.manifest import Manifest, known, network_digest,
 from meta500.backends.generated.packing import Packing, packed
 from meta500.backends.generated.schedule import Options, Schedule, schedule
 from meta500.backends.generated.updates import with_update
-from meta500.backends.network import GRADIENT_PREFIX, NATIVE, UNSUPPORTED, Network, NodeCoverage
+from meta500.backends.network import GRADIENT_PREFIX, NATIVE, UNSUPPORTED, NodeCoverage
 from meta500.backends.targets import target as find_target
 from meta500.errors import UserError, choose
 from meta500.graph import Model, Operation, TensorType, ValueType
@@ -50,7 +51,7 @@ class Form:
     optimizer: str = ""
 
 
-class GeneratedNetwork(Network):
+class GeneratedNetwork(ArrayNetwork):
     """A network as generated C++; see :class:`meta500.backends.network.Network`.
 
     Args:
@@ -401,30 +402,11 @@ class GeneratedNetwork(Network):
 
     # -- tensors -----------------------------------------------------------------------------------
 
-    def native(self, name: str) -> Any:
-        found = self._last.get(name) if name.startswith(GRADIENT_PREFIX) else self._tensors.get(name)
-        if found is None:
-            found = self._last.get(name)
-        if found is None:
-            raise UserError(
-                f"'{name}' is not kept; kept are parameters, gradients (grad/NAME) and the inputs and "
-                "outputs of the last run. Other values are kept after add_output(name)"
-            )
-        return found
-
     def assign(self, name: str, tensor: Any) -> None:
-        current = self._tensors.get(name)
-        if current is None:
-            raise UserError(f"assign: the network has no parameter or constant '{name}'")
-        tensor = np.asarray(tensor)
-        if tensor.shape != current.shape or tensor.dtype != current.dtype:
-            raise UserError(
-                f"assign: '{name}' is {current.dtype}{list(current.shape)}, "
-                f"got {tensor.dtype}{list(tensor.shape)}"
-            )
+        tensor = self._replacement(name, tensor)
         if name in self.packing.offsets:
-            if tensor is not current:
-                current[...] = tensor
+            if tensor is not self._tensors[name]:
+                self._tensors[name][...] = tensor
             return
         self._tensors[name] = tensor
         baked = any(name in e.manifest.baked for e in self._executables.values())
@@ -435,12 +417,6 @@ class GeneratedNetwork(Network):
             self.model = self.model.with_graph(replace(graph, initializers=initializers))
             self._check_coverage()  # its digest is another one now
             self._rebuild()
-
-    def to_native(self, array: np.ndarray) -> np.ndarray:
-        return array
-
-    def to_numpy(self, tensor: Any) -> np.ndarray:
-        return np.array(tensor)
 
     def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
         self._check_open()

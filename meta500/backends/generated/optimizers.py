@@ -10,8 +10,7 @@ import numpy as np
 
 from meta500.backends.generated.updates import UPDATES, slot_tensor
 from meta500.backends.hyperparameters import Rate, Real
-from meta500.backends.optimizer import GraphOptimizer
-from meta500.errors import choose
+from meta500.backends.optimizer import GraphOptimizer, native_from
 
 
 class GeneratedOptimizer(GraphOptimizer):
@@ -181,12 +180,4 @@ def create(network: Any, name: str, loss: str, hyperparameters: Mapping[str, Any
     Raises:
         UserError: an unknown name or option, or an invalid value.
     """
-    import inspect
-
-    cls = _CLASSES[choose("native optimizer of the generated backend", name, _CLASSES)]
-    known = set(inspect.signature(cls).parameters) - {"network", "loss"}
-    for option in hyperparameters:
-        choose(f"option of native optimizer '{name}'", option, known)
-    optimizer = cls(network, loss, **hyperparameters)
-    optimizer.ensure_built()
-    return optimizer
+    return native_from(_CLASSES, network, name, loss, hyperparameters)

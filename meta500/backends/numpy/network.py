@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from meta500.backends.array_network import ArrayNetwork
 from meta500.backends.checks import check_cotangent
-from meta500.backends.network import GRADIENT_PREFIX, Network, NodeCoverage
+from meta500.backends.network import GRADIENT_PREFIX, NodeCoverage
 from meta500.backends.numpy.plan import Plan, Tape, is_differentiable, pullback
 from meta500.backends.numpy.visitor import NumpyVisitor, node_coverage
 from meta500.backends.rules import running_threads
 from meta500.backends.values import apply, leaves
-from meta500.errors import UserError
 from meta500.graph import Model, Operation, ValueType
 from meta500.graph.passes import training_form
 
 
-class NumpyNetwork(Network):
+class NumpyNetwork(ArrayNetwork):
     """A network computed by numpy on the host; see :class:`meta500.backends.network.Network`.
 
     ``threads`` limits the threads of numpy's BLAS during a run.
@@ -90,35 +90,6 @@ class NumpyNetwork(Network):
         for statistic, new in updates.items():
             self._tensors[statistic] = values[new]
         return results
-
-    def native(self, name: str) -> Any:
-        found = self._last.get(name) if name.startswith(GRADIENT_PREFIX) else self._tensors.get(name)
-        if found is None:
-            found = self._last.get(name)
-        if found is None:
-            raise UserError(
-                f"'{name}' is not kept; kept are parameters, gradients (grad/NAME) and the inputs and "
-                "outputs of the last run. Other values are kept after add_output(name)"
-            )
-        return found
-
-    def assign(self, name: str, tensor: Any) -> None:
-        current = self._tensors.get(name)
-        if current is None:
-            raise UserError(f"assign: the network has no parameter or constant '{name}'")
-        tensor = np.asarray(tensor)
-        if tensor.shape != current.shape or tensor.dtype != current.dtype:
-            raise UserError(
-                f"assign: '{name}' is {current.dtype}{list(current.shape)}, "
-                f"got {tensor.dtype}{list(tensor.shape)}"
-            )
-        self._tensors[name] = tensor
-
-    def to_native(self, array: np.ndarray) -> np.ndarray:
-        return array
-
-    def to_numpy(self, tensor: Any) -> Any:
-        return apply(np.array, tensor)
 
     def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
         self._check_open()

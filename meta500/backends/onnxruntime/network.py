@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 import onnxruntime
 
-from meta500.backends.network import GRADIENT_PREFIX, Network, NodeCoverage
+from meta500.backends.array_network import ArrayNetwork
+from meta500.backends.network import GRADIENT_PREFIX, NodeCoverage
 from meta500.backends.onnxruntime.coverage import node_coverage
 from meta500.backends.onnxruntime.engine import (
     BACKEND,
@@ -20,7 +21,6 @@ from meta500.backends.onnxruntime.engine import (
     settings,
 )
 from meta500.backends.onnxruntime.values import from_runtime, through_memory, to_runtime
-from meta500.backends.values import apply
 from meta500.errors import UnsupportedOperation, UserError, choose
 from meta500.graph import Graph, Model, Operation, ValueType
 from meta500.graph.model import captured_names, operations_for
@@ -37,7 +37,7 @@ class InferenceOnly(UnsupportedOperation):
         UserError.__init__(self, f"{what}: {_INFERENCE_ONLY}")
 
 
-class OnnxRuntimeNetwork(Network):
+class OnnxRuntimeNetwork(ArrayNetwork):
     """A network run by ONNX Runtime; see :class:`meta500.backends.network.Network`.
 
     Parameters are constants to it, which its graph optimizations fold: after ``feed_tensor`` or ``assign``
@@ -141,23 +141,8 @@ class OnnxRuntimeNetwork(Network):
         return self._last[name]
 
     def assign(self, name: str, tensor: Any) -> None:
-        current = self._tensors.get(name)
-        if current is None:
-            raise UserError(f"assign: the network has no parameter or constant '{name}'")
-        tensor = np.asarray(tensor)
-        if tensor.shape != current.shape or tensor.dtype != current.dtype:
-            raise UserError(
-                f"assign: '{name}' is {current.dtype}{list(current.shape)}, "
-                f"got {tensor.dtype}{list(tensor.shape)}"
-            )
-        self._tensors[name] = tensor
+        super().assign(name, tensor)
         self._sessions.clear()
-
-    def to_native(self, array: np.ndarray) -> np.ndarray:
-        return array
-
-    def to_numpy(self, tensor: Any) -> Any:
-        return apply(np.array, tensor)
 
     def close(self) -> None:
         super().close()
