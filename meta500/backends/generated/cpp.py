@@ -270,20 +270,55 @@ def _sweep(out: Lines, step: Step, sweep: Sweep, schedule: Schedule) -> None:
     out.open("")
     out.add(f"// {count} kernels in {bands} bands: where every kernel begins in every band.")
     rows = ", ".join("{" + ", ".join(map(str, bound)) + "}" for bound in sweep.bounds)
-    out.add(f"static constexpr short rows[{bands + 1}][{count}] = {{{rows}}};")
+    out.add(f"static constexpr int rows[{bands + 1}][{count}] = {{{rows}}};")
+    moved = _rolling(out, sweep, schedule)
     out.open(f"for (int band = 0; band < {bands}; ++band)")
+    for name, line in moved.values():
+        out.add(f"auto* const {name} = {line};")
+    pointers = {tensor: name for tensor, (name, _) in moved.items()}
     for number, kernel in enumerate(kernels):
         bounds = (f"rows[band][{number}]", f"rows[band + 1][{number}]")
-        out.add(f"if ({bounds[0]} < {bounds[1]}) {_call(kernel, schedule, True, bounds)}")
+        out.add(f"if ({bounds[0]} < {bounds[1]}) {_call(kernel, schedule, True, bounds, pointers)}")
     out.close(2)
 
 
-def _call(kernel: Kernel, schedule: Schedule, image: bool, bounds: tuple[str, str] | None = None) -> str:
+def _rolling(out: Lines, sweep: Sweep, schedule: Schedule) -> dict[str, tuple[str, str]]:
+    """Declare the buffers that roll along with a sweep.
+
+    Returns:
+        For every tensor the name of its pointer, and what moves the buffer for the next band.
+    """
+    found = {}
+    for one in sweep.rolling:
+        place = schedule.places[one.tensor]
+        number, height = len(found), schedule.program.tensors[one.tensor].shape[2]
+        ends = ", ".join(f"{{{first}, {end}}}" for first, end in zip(one.first, one.end, strict=True))
+        out.add(f"// Rows of {one.tensor} from and to which its buffer reaches.")
+        out.add(f"static constexpr int stored_{number}[{len(one.first)}][2] = {{{ends}}};")
+        base = f"reinterpret_cast<{place.c_type}*>(own + {place.offset})"
+        given = f"{base}, {place.strides[2]}L, {height}L, {one.first[0]}L"
+        out.add(f"meta500::Rolling<{place.c_type}> buffer_{number}({given});")
+        shift = f" + {place.origin}" if place.origin else ""
+        advance = f"buffer_{number}.advance(stored_{number}[band][0], stored_{number}[band][1]){shift}"
+        found[one.tensor] = (f"rolling_{number}", advance)
+    return found
+
+
+def _call(
+    kernel: Kernel,
+    schedule: Schedule,
+    image: bool,
+    bounds: tuple[str, str] | None = None,
+    rolling: Mapping[str, str] | None = None,
+) -> str:
     places, copies = [], _copies(kernel, schedule)
+    rolling = rolling or {}
     for a in _arguments(kernel):
         if a.tensor in copies:
             partial = copies[a.tensor]
             places.append(f"reinterpret_cast<{partial.c_type}*>(partial + {partial.offset})")
+        elif a.tensor in rolling:
+            places.append(rolling[a.tensor])
         else:
             batched = a.tensor in schedule.batch.tensors
             places.append(_pointer(schedule.places[a.tensor], batched, a.tensor, schedule, image))

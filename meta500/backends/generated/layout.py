@@ -55,6 +55,7 @@ class Place:
         offset: bytes from the beginning of the arena, set by the memory plan.
         padded: rows are followed by room for whole vectors.
         shift: elements at the beginning that are not stored (of private sums, which hold a part of a tensor).
+        rolling: so many rows are stored at a time, in a buffer that rolls along with a sweep; 0 for all rows.
     """
 
     tensor: str
@@ -67,6 +68,7 @@ class Place:
     offset: int = 0
     padded: bool = False
     shift: int = 0
+    rolling: int = 0
 
     def address(self, access: Access) -> Affine:
         """Elements from the one with index 0 to the accessed one."""
@@ -78,7 +80,7 @@ class Place:
     @property
     def geometry(self) -> tuple[object, ...]:
         """What two places must have in common to take turns in the same memory with their zeros intact."""
-        return self.c_type, self.strides, self.origin, self.size, self.halo
+        return self.c_type, self.strides, self.origin, self.size, self.halo, self.rolling > 0
 
 
 def dense(tensor: Tensor, kind: str) -> Place:

@@ -33,6 +33,7 @@ from meta500.backends.generated.ir import (
 from meta500.backends.generated.layout import EXTERNAL, OWN, PARTIAL, SHARED, Place
 from meta500.backends.generated.nests import Nest
 from meta500.backends.generated.pixelwise import ROWS, Member, Pixelwise, is_total
+from meta500.backends.generated.rolling import Walker, rolling, shortened
 from meta500.backends.generated.sweeps import Rows, Sweep, sweeps
 from meta500.backends.generated.transposition import conflict
 from meta500.backends.generated.winograd import Winograd, winograd
@@ -185,9 +186,10 @@ class Schedule:
         )
         for place in self.places.values():
             halo = f" zeros {place.halo.before} {place.halo.after}" if place.halo.any else ""
+            few = f", {place.rolling} rows at a time" if place.rolling else ""
             yield (
                 f"  {place.kind:8} {place.c_type} {place.tensor}: strides {place.strides} "
-                f"origin {place.origin}{halo} at {place.offset}"
+                f"origin {place.origin}{halo} at {place.offset}{few}"
             )
         for number, step in enumerate(self.steps):
             yield ""
@@ -239,6 +241,7 @@ def schedule(program: Program, options: Options) -> Schedule:
     }
     external = [name for name, place in places.items() if place.kind == EXTERNAL]
     result = Schedule(program, options, batch, places, partials, external, steps)
+    _roll(result)
     _arrange(result)
     return result
 
@@ -246,19 +249,18 @@ def schedule(program: Program, options: Options) -> Schedule:
 def _with_copies(program: Program) -> Program:
     """Inputs that stencils read past their edge are copied into storage with zeros around it.
 
-    Outputs that stencils read are computed there too, and copied out.
+    Every reader gets a copy of its own: one that is used at once may roll along with a sweep, one that is kept
+    from the forward to the backward pass fills the memory of a whole image. Outputs that stencils read are computed there too, and copied out.
     """
     program = replace(program, tensors=dict(program.tensors), stages=list(program.stages))
     outside = {name for name, t in program.tensors.items() if t.role == INPUT and len(t.shape) == 4}
     for name in sorted(outside):
-        readers = [s for s in program.stages if _reads_past_edge(s, name)]
-        if readers:
+        for reader in [s for s in program.stages if _reads_past_edge(s, name)]:
             inner = program.unique(f"{name}.rows")
             program.tensors[inner] = replace(program.tensors[name], name=inner, role=VALUE)
-            first = program.stages.index(readers[0])
-            changed = {s.name: _renamed_loads(s, name, inner) for s in readers}
-            program.stages = [changed.get(s.name, s) for s in program.stages]
-            program.stages.insert(first, _copy(program, name, inner))
+            at = program.stages.index(reader)
+            copy = _copy(program, name, inner)
+            program.stages[at : at + 1] = [copy, _renamed_loads(reader, name, inner)]
     handed = dict.fromkeys(
         [*program.outputs.values(), *program.gradients.values(), *program.updates.values()]
     )
@@ -491,15 +493,46 @@ def _sweep(step: Step, places: Mapping[str, Place], program: Program, options: O
     if step.kind != IMAGES or not options.cache_bytes:
         step.sweeps = [Sweep(i, i) for i in range(len(step.kernels))]
         return
-    rows = []
-    for kernel in step.kernels:
-        split = kernel.nest.split
-        named = ROWS if kernel.members else _rows_axis(kernel.stage, places)
-        axis = split.name if split is not None and split.name == named else None
-        stages = tuple(part.stage for part in kernel.parts)
-        size = split.size if split else 1
-        rows.append(Rows(stages, axis, size, kernel.granule, kernel.preferred))
+    rows = [_rows(kernel, places) for kernel in step.kernels]
     step.sweeps = sweeps(rows, places, program.tensors, options.cache_bytes, options.real_bytes)
+
+
+def _rows(kernel: Kernel, places: Mapping[str, Place]) -> Rows:
+    split = kernel.nest.split
+    named = ROWS if kernel.members else _rows_axis(kernel.stage, places)
+    axis = split.name if split is not None and split.name == named else None
+    stages = tuple(part.stage for part in kernel.parts)
+    return Rows(stages, axis, split.size if split else 1, kernel.granule, kernel.preferred)
+
+
+def _roll(result: Schedule) -> None:
+    """Find the tensors that need no more than some rows of room, and shorten their places."""
+    homes: dict[str, set[tuple[int, int]]] = {}
+    for number, step in enumerate(result.steps):
+        for position, sweep in enumerate(step.sweeps):
+            for kernel in step.kernels[sweep.first : sweep.last + 1]:
+                for part in kernel.parts:
+                    for name in (*part.stage.reads(), *part.stage.writes()):
+                        homes.setdefault(name, set()).add((number, position))
+                    for name in _touched_at_end(part):
+                        homes.setdefault(name, set()).add((number, -1))
+    for number, step in enumerate(result.steps):
+        for position, sweep in enumerate(step.sweeps):
+            if sweep.bounds is None:
+                continue
+            walkers = []
+            for at, kernel in enumerate(step.kernels[sweep.first : sweep.last + 1]):
+                rows = _rows(kernel, result.places)
+                assert rows.axis is not None
+                bounds = tuple(bound[at] for bound in sweep.bounds)
+                walkers.append(Walker(rows.stages, rows.axis, bounds))
+            inside = [n for n, at in homes.items() if at == {(number, position)} and n in result.places]
+            candidates = {n: result.places[n] for n in inside}
+            found = rolling(walkers, candidates, result.program.tensors)
+            step.sweeps[position] = replace(sweep, rolling=tuple(found))
+            for one in found:
+                place = result.places[one.tensor]
+                result.places[one.tensor] = shortened(place, one, result.options.lanes)
 
 
 def _bare(stage: Stage) -> Stage:
@@ -540,6 +573,14 @@ def _identifier(name: str, taken: dict[str, int]) -> str:
     return f"k_{text}_{number}" if number else f"k_{text}"
 
 
+def _touched_at_end(kernel: Kernel) -> list[str]:
+    """What a merge reads and writes when the region ends: what was summed up is no longer needed then."""
+    if kernel.merge is None:
+        return []
+    ends = loads(kernel.merge.initial) + loads(kernel.merge.finish)
+    return [*(load.access.tensor for load in ends), *kernel.merge.writes()]
+
+
 def _arrange(result: Schedule) -> None:
     """Offsets of all places in their arenas."""
     moments: dict[str, list[tuple[int, int]]] = {}
@@ -555,10 +596,7 @@ def _arrange(result: Schedule) -> None:
                 for name in (*stage.reads(), *stage.writes()):
                     moments.setdefault(name, []).append((number, time))
             for one in kernel.sums if step.kind == IMAGES else ():
-                # Merged when the region ends: what was summed up is no longer needed then.
-                assert one.merge is not None
-                ends = loads(one.merge.initial) + loads(one.merge.finish)
-                for name in (*(load.access.tensor for load in ends), *one.merge.writes()):
+                for name in _touched_at_end(one):
                     moments[name].append((number, 1 << 40))
     kinds: dict[str, list[Place]] = {SHARED: [], OWN: []}
     for place in result.places.values():

@@ -15,6 +15,7 @@ from meta500.backends.generated.expressions import Access
 from meta500.backends.generated.images import overlap
 from meta500.backends.generated.ir import Stage, Tensor
 from meta500.backends.generated.layout import Place
+from meta500.backends.generated.rolling import Rolling
 
 # Rows of a band (of the longest kernel of the sweep) that are tried, largest first.
 _BANDS = (64, 32, 16, 8)
@@ -49,11 +50,13 @@ class Sweep:
         first, last: positions of the kernels, the last one included.
         bounds: for every band, and one more, the row where each kernel begins; None for a single kernel that
             runs as a whole.
+        rolling: tensors of which only some rows are stored.
     """
 
     first: int
     last: int
     bounds: tuple[tuple[int, ...], ...] | None = None
+    rolling: tuple[Rolling, ...] = ()
 
 
 def sweeps(
@@ -153,9 +156,12 @@ def progress(
             if number * band >= most:
                 wanted = kernel.size
             allowed = _allowed(kernels, m, done, tensors)
-            target = min(wanted, allowed)
+            # At the end, too, no kernel makes up for its delay in one band: rows would pile up.
+            share = -(-band * kernel.size // most)
+            unit = kernel.preferred or kernel.granule
+            target = min(wanted, allowed, done[m] + -(-share // unit) * unit)
             if target < kernel.size:
-                target -= target % (kernel.preferred or kernel.granule)
+                target -= target % unit
             done[m] = max(done[m], target)
         table.append(tuple(done))
         if number > 4 * most + 4:

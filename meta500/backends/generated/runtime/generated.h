@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -42,6 +43,29 @@ inline int thread() { return 0; }
 inline int team() { return 1; }
 inline void wait() {}
 #endif
+
+/* Some consecutive rows of a tensor, in a buffer that rolls along with a sweep. Rows before the first and after
+   the last one of the tensor are zeros. */
+template <typename T> class Rolling {
+  public:
+    Rolling(T *rows, long pitch, long height, long first)
+        : rows_(rows), pitch_(pitch), height_(height), first_(first), end_(first) {}
+
+    /* Keeps the rows from `first` on and makes room for those before `end`; returns where row 0 would be. */
+    T *advance(long first, long end) {
+        if (first > first_ && end_ > first)
+            std::memmove(rows_, rows_ + (first - first_) * pitch_, (end_ - first) * pitch_ * sizeof(T));
+        for (long row = later(first, end_); row < end; ++row)
+            if (row < 0 || row >= height_) std::memset(rows_ + (row - first) * pitch_, 0, pitch_ * sizeof(T));
+        first_ = first;
+        end_ = later(end_, end);
+        return rows_ - first * pitch_;
+    }
+
+  private:
+    T *rows_;
+    long pitch_, height_, first_, end_;
+};
 
 /* Adds the seconds that it lives to a sum. */
 class Stopwatch {
