@@ -288,7 +288,7 @@ def _rolling(out: Lines, sweep: Sweep, schedule: Schedule) -> dict[str, tuple[st
     Returns:
         For every tensor the name of its pointer, and what moves the buffer for the next band.
     """
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for one in sweep.rolling:
         place = schedule.places[one.tensor]
         number, height = len(found), schedule.program.tensors[one.tensor].shape[2]

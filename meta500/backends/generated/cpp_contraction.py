@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.contraction import STENCIL, Blocked, points, shifted
@@ -17,6 +17,7 @@ from meta500.backends.generated.expressions import (
     Index,
     Load,
     Result,
+    loads,
     substitute,
 )
 from meta500.backends.generated.ir import Axis
@@ -143,6 +144,7 @@ def _stencil(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapp
     for point, row, v in rest:
         name = accumulator(point, row, v)
         out.add(f"vec {name} = {_beginning(plan, printer, point, row, v)};")
+    _prefetched_ends(out, plan, printer)
     for axis in plan.inner:
         out.loop(axis.name, axis.size)
     _products(out, plan, places, names, accumulator, block)
@@ -199,12 +201,30 @@ def _products(
     out.add(f"const real* const p = {x} + {index(base)};")
     out.add(f"const real* const u = {w} + {index(weights)};")
     loader = _Loader(out, plan.lanes, stride, "p", "x")
+    for place in _lines_ahead(plan, image, uses):
+        out.add(f"META500_PREFETCH(p + {place});")
     for place in sorted(uses):
         loaded = [loader.load(place + stride * v * plan.lanes) for v in range(vectors)]
         for (row, tap), point in itertools.product(uses[place], block):
             offset = _offset(weight, tap) + _offset(weight, point)
             for v, name in enumerate(loaded):
                 out.add(f"{accumulator(point, row, v)} += u[{offset}] * {name};")
+
+
+def _lines_ahead(plan: Blocked, image: Affine, uses: Iterable[int]) -> list[int]:
+    """Where the image vectors of the next block begin, relative to the first vector of this one.
+
+    Processors follow few streams by themselves; a block reads one per row and channel.
+    """
+    vector, vectors = plan.vector
+    width = image.coefficient(vector.name) * vectors * plan.lanes
+    pitch = abs(image.coefficient(plan.rows[0].name))
+    if vector.size <= vectors * plan.lanes or pitch <= width:
+        return []
+    starts: dict[int, int] = {}
+    for place in uses:
+        starts[place // pitch] = min(place, starts.get(place // pitch, place))
+    return [start + width + at for start in sorted(starts.values()) for at in range(0, width, plan.lanes)]
 
 
 class _Loader:
@@ -237,6 +257,25 @@ class _Loader:
         self.out.add(f"vec {name} = meta500::{part}({low}, {high});")
         self.out.add(f"META500_KEEP({name});")
         return name
+
+
+def _prefetched_ends(out: Lines, plan: Blocked, printer: VectorPrinter) -> None:
+    """Ask for what the end of the block reads and writes, which arrives during the products."""
+    if plan.interleaved:
+        return
+    vector = plan.vector[0].name
+    reads = [x.access for x in loads(plan.stage.finish)]
+    for access, write in [*((a, False) for a in dict.fromkeys(reads)), (plan.stage.write, True)]:
+        place = printer.places[access.tensor]
+        address = place.address(access)
+        if address.coefficient(vector) != 1 or (write and access in reads):
+            continue
+        for point in _block_points(plan):
+            for row, v in itertools.product(range(plan.rows[1]), range(plan.vector[1])):
+                at = index(address.substitute(_at(plan, point, row, v)))
+                out.add(
+                    f"META500_PREFETCH{'_WRITE' if write else ''}({printer.names[access.tensor]} + {at});"
+                )
 
 
 def _ends(

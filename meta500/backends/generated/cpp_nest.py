@@ -9,7 +9,7 @@ from meta500.backends.generated.affine import Affine, Guard
 from meta500.backends.generated.cpp_expressions import Printer, condition, index
 from meta500.backends.generated.expressions import Expr, substitute
 from meta500.backends.generated.ir import MAX, Axis, Stage
-from meta500.backends.generated.layout import Place
+from meta500.backends.generated.layout import EXTERNAL, Place
 from meta500.backends.generated.nests import DOT, MAP, Nest
 
 
@@ -27,7 +27,7 @@ class Lines:
         self.add(text + " {")
         self.depth += 1
 
-    def loop(self, name: str, size: int | str, step: int = 1) -> None:
+    def loop(self, name: str, size: int | str, step: int | str = 1) -> None:
         """Open a loop from 0 to ``size`` - 1."""
         advance = f"++{name}" if step == 1 else f"{name} += {step}"
         self.open(f"for (long {name} = 0; {name} < {size}; {advance})")
@@ -68,6 +68,7 @@ def _loops(out: Lines, axes: Sequence[Axis], split: Axis | None, guards: list[Gu
 def _map(out: Lines, nest: Nest, printer: Printer) -> None:
     stage = nest.stage
     opened, bounds = _conditions(out, stage, nest.vector)
+    _prefetched_rows(out, nest, printer)
     if nest.vector is not None:
         opened += _vector_loop(out, nest.vector, nest.split, bounds)
     for point in points(nest.unrolled):
@@ -84,6 +85,28 @@ def _map(out: Lines, nest: Nest, printer: Printer) -> None:
         if guards or nest.unrolled:
             out.close()
     out.close(opened)
+
+
+# Shorter rows are not worth asking for ahead of time; so many rows ahead is early enough for memory.
+_LONG_ROW, _ROWS_AHEAD = 64, 4
+_LINE_BYTES = 64
+
+
+def _prefetched_rows(out: Lines, nest: Nest, printer: Printer) -> None:
+    """Ask for the rows of the caller's arrays that are read next: those come from memory."""
+    vector, split = nest.vector, nest.split
+    if vector is None or split is None or vector.size < _LONG_ROW or nest.unrolled:
+        return
+    for access in dict.fromkeys(load.access for load in nest.stage.loads()):
+        place = printer.places[access.tensor]
+        address = place.address(access)
+        if place.kind != EXTERNAL or address.coefficient(vector.name) != 1 or split.name not in address.axes:
+            continue
+        at = index(address.substitute({split.name: Affine.axis(split.name, 1, _ROWS_AHEAD)}))
+        name = printer.names[access.tensor]
+        out.loop(vector.name, vector.size, f"{_LINE_BYTES} / sizeof(*{name})")
+        out.add(f"META500_PREFETCH_FAR({name} + {at});")
+        out.close()
 
 
 def _declare(out: Lines, printer: Printer, expr: Expr | None) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from meta500.backends.generated.affine import Affine
-from meta500.backends.generated.expressions import Expr, add, substitute
+from meta500.backends.generated.expressions import Expr, Load, add, substitute
 from meta500.backends.generated.ir import SET, SUM, Axis, Stage
-from meta500.backends.generated.layout import Place
+from meta500.backends.generated.layout import EXTERNAL, Place
 
 MAP, ROW, DOT = "map", "row", "dot"
 # A sum of at most so many terms is written out.
@@ -85,7 +85,8 @@ def plan(stage: Stage, places: Mapping[str, Place], private: bool, rows_axis: st
         stage = _written_out(stage)
     if stage.combine == SET:
         vector, unrolled = _kept_vector(stage, places)
-        outer = _ordered([a for a in stage.axes if a != vector and a not in unrolled], stage, places)
+        rest = [a for a in stage.axes if a != vector and a not in unrolled]
+        outer = _in_memory_order(rest, stage, places) or _ordered(rest, stage, places)
         return Nest(stage, MAP, outer, vector, unrolled, (), _split(outer, rows_axis), False)
     kept, reduced = stage.kept, stage.reduced
     candidate = _row_vector(stage, places)
@@ -197,6 +198,14 @@ def _ordered(axes: list[Axis], stage: Stage, places: Mapping[str, Place]) -> tup
         return _coefficient(axis, stage.write, places), max(steps, default=0)
 
     return tuple(sorted(axes, key=weight, reverse=True))
+
+
+def _in_memory_order(axes: list[Axis], stage: Stage, places: Mapping[str, Place]) -> tuple[Axis, ...] | None:
+    """The order in which an array of the caller is read without jumps; None if no such array is copied."""
+    value = stage.value
+    if not isinstance(value, Load) or places[value.access.tensor].kind != EXTERNAL:
+        return None
+    return tuple(sorted(axes, key=lambda a: _coefficient(a, value.access, places), reverse=True))
 
 
 def _split(outer: tuple[Axis, ...], rows_axis: str | None) -> Axis | None:

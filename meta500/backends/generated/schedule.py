@@ -249,8 +249,9 @@ def schedule(program: Program, options: Options) -> Schedule:
 def _with_copies(program: Program) -> Program:
     """Inputs that stencils read past their edge are copied into storage with zeros around it.
 
-    Every reader gets a copy of its own: one that is used at once may roll along with a sweep, one that is kept
-    from the forward to the backward pass fills the memory of a whole image. Outputs that stencils read are computed there too, and copied out.
+    Every reader gets a copy of its own: one that is used at once may roll along with a sweep, one that is
+    kept from the forward to the backward pass fills the memory of a whole image. Outputs that stencils read
+    are computed there too, and copied out.
     """
     program = replace(program, tensors=dict(program.tensors), stages=list(program.stages))
     outside = {name for name, t in program.tensors.items() if t.role == INPUT and len(t.shape) == 4}

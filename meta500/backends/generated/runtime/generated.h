@@ -19,6 +19,17 @@
 #define META500_KEEP(v) (void)(v)
 #endif
 
+/* Asks for a cache line that is read soon, written soon, or read a little later. */
+#if defined(__GNUC__)
+#define META500_PREFETCH(p) __builtin_prefetch(p)
+#define META500_PREFETCH_WRITE(p) __builtin_prefetch(p, 1)
+#define META500_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2)
+#else
+#define META500_PREFETCH(p) (void)(p)
+#define META500_PREFETCH_WRITE(p) (void)(p)
+#define META500_PREFETCH_FAR(p) (void)(p)
+#endif
+
 namespace meta500 {
 
 /* Bounds of loops. */
