@@ -51,6 +51,7 @@ class Blocked:
         masked: whether the last vector of a row is partly beyond its end.
         private: whether threads add into copies of their own.
         companion: of a dual, a sum over one of the factors that is computed on the way.
+        shared: the axis of the result whose range the caller chooses; None for the rows.
     """
 
     stage: Stage
@@ -68,16 +69,17 @@ class Blocked:
     masked: bool = False
     private: bool = False
     companion: Companion | None = None
+    shared: Axis | None = None
 
     @property
     def split(self) -> Axis:
         """The axis whose range the caller chooses."""
-        return self.rows[0]
+        return self.shared or self.rows[0]
 
     @property
     def granule(self) -> int:
         """Ranges begin and end at multiples of this."""
-        return self.rows[1]
+        return self.rows[1] if self.shared is None else dict(self.blocks).get(self.shared, 1)
 
     @property
     def scratch(self) -> int:
@@ -95,6 +97,8 @@ class Blocked:
         parts = [f"{self.form} on {self.lanes} lanes: rows {block(self.rows)}"]
         parts.append("blocks " + (", ".join(map(block, self.blocks)) or "-"))
         parts.append(f"vectors {block(self.vector)}")
+        if self.shared:
+            parts.append(f"split {self.shared.name}")
         if self.outer:
             parts.append("outside " + ", ".join(f"{a.name}<{a.size}" for a in self.outer))
         if self.inner:
@@ -140,6 +144,45 @@ def blocked(
     return None
 
 
+# Stands for image rows or columns where pictures have a single one.
+_SINGLE = Axis("single", 1)
+
+
+def batch_last(stage: Stage, places: Mapping[str, Place], lanes: int, registers: int) -> Blocked | None:
+    """The blocking of a stage on pictures whose images lie side by side, None where it is no sum of products.
+
+    The vectorised axis is that of the images. Blocks are 4 results x 4 pixels of a row x 1 vector, or as many
+    vectors as there are pixels missing; gradients of weights as in rows. Threads share the results.
+    """
+    factors = _product(stage)
+    if factors is None or stage.guards or stage.winner is not None:
+        return None
+    if any(places[x.access.tensor].c_type != "real" for x in stage.loads()):
+        return None
+    for first, second in (factors, factors[::-1]):
+        for form in (_stencil, _dual):
+            walk = _walk(stage, stage.write if form is _stencil else first.access)
+            if walk is None:
+                continue
+            vector, rows, moved = walk
+            found = form(
+                stage, first, second, places, rows, lanes, lanes, registers, False, vector=vector, moved=moved
+            )
+            if found is not None:
+                return found
+    return None
+
+
+def _walk(stage: Stage, picture: Access) -> tuple[Axis, Axis, frozenset[str]] | None:
+    """The axes of the images and of the columns (or rows) of a picture, and of all that moves over it."""
+    if len(picture.indices) != 4 or not picture.indices[0].is_axis:
+        return None
+    axes = {a.name: a for a in stage.axes}
+    moved = {name for d in (0, 2, 3) for name in picture.indices[d].axes}
+    inside = [axes[name] for d in (3, 2) for name in picture.indices[d].axes]
+    return axes[picture.indices[0].axes[0]], next(iter(inside), _SINGLE), frozenset(moved)
+
+
 def _product(stage: Stage) -> tuple[Load, Load] | None:
     value = stage.value
     if stage.combine != SUM or not isinstance(value, Apply) or value.function != "mul":
@@ -177,13 +220,19 @@ def _stencil(
     least: int,
     registers: int,
     private: bool,
+    vector: Axis | None = None,
+    moved: frozenset[str] = frozenset(),
 ) -> Blocked | None:
     if private:
         return None
     write, a, b = (steps(x, places) for x in (stage.write, image.access, weight.access))
-    vector = _image_vector(stage, write, a, b)
-    if vector is None or rows == vector or rows.name not in write or rows.name in b or rows.name not in a:
+    found = _image_vector(stage, write, a, b)
+    if found is None or rows == found or vector not in (None, found):
         return None
+    if rows is not _SINGLE and (rows.name not in write or rows.name in b or rows.name not in a):
+        return None
+    by_results = vector is not None
+    vector = found
     width = _width(vector, lanes, least)
     if width is None:
         return None
@@ -197,7 +246,7 @@ def _stencil(
         return None
     if not _vectorisable_ends(stage, places, vector, interleaved):
         return None
-    taps, inner = _taps(stage.reduced, image, {rows.name, vector.name})
+    taps, inner = _taps(stage.reduced, image, {rows.name, vector.name} | moved)
     if taps is None or any(x.name not in a for x in (*taps, *inner)):
         return None
     free = [x for x in stage.kept if x not in (vector, rows, *interleaved)]
@@ -206,10 +255,12 @@ def _stencil(
     vectors = -(-vector.size // lanes)
     doubled = math.prod(x.size for x in interleaved)
     budget = registers // 2 if registers >= 32 else registers - 4
-    blocks, vector_block, row_block = _stencil_block(columns, doubled, vectors, rows, budget)
+    block = _pixel_block if by_results else _stencil_block
+    blocks, vector_block, row_block = block(columns, doubled, vectors, rows, budget)
+    shared = _longest([*columns, *outer]) or rows if by_results else None
     return Blocked(
         stage, STENCIL, image, weight, lanes, (vector, vector_block), (rows, row_block), outer,
-        (*blocks, *((x, x.size) for x in interleaved)), taps, inner, interleaved, masked,
+        (*blocks, *((x, x.size) for x in interleaved)), taps, inner, interleaved, masked, shared=shared,
     )  # fmt: skip
 
 
@@ -298,6 +349,21 @@ def _stencil_block(
     return blocks, v, r
 
 
+def _pixel_block(
+    columns: Sequence[Axis], doubled: int, vectors: int, pixels: Axis, budget: int
+) -> tuple[tuple[tuple[Axis, int], ...], int, int]:
+    """Block sizes of pictures whose images lie side by side: 4 results, pixels, then vectors."""
+    last = max(columns, key=lambda x: x.size, default=None)
+    best = (0, 0, 0, 0)
+    for k in _divisors(last.size, 4) if last is not None else [1]:
+        for r in _divisors(pixels.size, 4):
+            for v in _divisors(vectors, 4):
+                if k * r * v <= budget:
+                    best = max(best, (k * r * v, r, k, v))
+    _, r, k, v = best
+    return tuple((x, k if x == last else 1) for x in columns), v, r
+
+
 def _dual(
     stage: Stage,
     held: Load,
@@ -308,20 +374,21 @@ def _dual(
     least: int,
     registers: int,
     private: bool,
+    vector: Axis | None = None,
+    moved: frozenset[str] = frozenset(),
 ) -> Blocked | None:
     a, b = (steps(x, places) for x in (held.access, moving.access))
     if stage.initial is not None or stage.finish is not None or stage.onto:
         return None
     found = [x for x in stage.reduced if a.get(x.name) == 1 and b.get(x.name, 0) in (1, 2) and x.size >= 4]
-    vector = max(found, key=lambda x: x.size, default=None)
-    if (
-        vector is None
-        or rows not in stage.reduced
-        or rows == vector
-        or rows.name not in a
-        or rows.name not in b
-    ):
+    longest = max(found, key=lambda x: x.size, default=None)
+    if longest is None or rows == longest or vector not in (None, longest):
         return None
+    if rows is not _SINGLE and (rows not in stage.reduced or rows.name not in a or rows.name not in b):
+        return None
+    by_results = vector is not None
+    vector = longest
+    moved = moved | {rows.name, vector.name}
     width = _width(vector, lanes, least)
     if width is None:
         return None
@@ -331,17 +398,17 @@ def _dual(
         return None
     shifting: set[str] = set()
     for index in moving.access.indices:
-        if {rows.name, vector.name} & set(index.axes):
-            shifting |= set(index.axes) - {rows.name, vector.name}
+        if moved & set(index.axes):
+            shifting |= set(index.axes) - moved
+    budget = registers - 12 if registers >= 32 else registers - 6
     taps = tuple(x for x in stage.kept if x.name in shifting)
-    if any(x.name in a for x in taps) or math.prod(t.size for t in taps) > _MOST_TAPS:
+    if any(x.name in a for x in taps):
         return None
+    # Of large windows one row of taps at a time: their accumulators must stay in registers.
+    while math.prod(t.size for t in taps) > budget and taps:
+        taps = taps[1:]
     held_shift = {
-        n
-        for index in held.access.indices
-        if {rows.name, vector.name} & set(index.axes)
-        for n in index.axes
-        if n not in (rows.name, vector.name)
+        n for index in held.access.indices if moved & set(index.axes) for n in index.axes if n not in moved
     }
     if held_shift:
         return None
@@ -353,8 +420,8 @@ def _dual(
     if any(x.name not in a or x.name not in b for x in inner):
         return None
     count = math.prod(t.size for t in taps)
-    budget = registers - 12 if registers >= 32 else registers - 6
     k, c, r = _dual_block(left, right, count, rows, budget, vector.size)
+    shared = _longest([*left, *right, *outer]) or rows if by_results else None
     if k * c * count > 2 * budget:
         return None
     blocks = tuple((x, k if x == _longest(left) else 1) for x in left)
@@ -374,6 +441,7 @@ def _dual(
         (),
         masked,
         private,
+        shared=shared,
     )
 
 

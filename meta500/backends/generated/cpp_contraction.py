@@ -93,10 +93,18 @@ def blocked_body(plan: Blocked, places: Mapping[str, Place], names: Mapping[str,
     return out.lines
 
 
-def _row_loop(out: Lines, plan: Blocked) -> None:
-    rows, step = plan.rows
-    advance = f"++{rows.name}" if step == 1 else f"{rows.name} += {step}"
-    out.open(f"for (long {rows.name} = lo; {rows.name} < hi; {advance})")
+def _block_loop(out: Lines, plan: Blocked, axis: Axis, step: int) -> int:
+    """Open the loop over the blocks of an axis; the number of braces that it opened."""
+    if axis == plan.split:
+        advance = f"++{axis.name}" if step == 1 else f"{axis.name} += {step}"
+        out.open(f"for (long {axis.name} = lo; {axis.name} < hi; {advance})")
+    elif axis.size > step or axis == plan.vector[0]:
+        out.loop(axis.name, axis.size, step)
+    else:
+        # The block is the whole axis.
+        out.add(f"constexpr long {axis.name} = 0;")
+        return 0
+    return 1
 
 
 def _block_points(plan: Blocked) -> list[dict[str, int]]:
@@ -119,21 +127,17 @@ def _without(address: Affine, names: Sequence[str]) -> Affine:
 
 
 def _stencil(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping[str, str]) -> None:
-    lanes, row_count = plan.lanes, plan.rows[1]
+    row_count = plan.rows[1]
     vector, vectors = plan.vector
-    opened = len(plan.outer) + 1
-    for axis in plan.outer:
-        out.loop(axis.name, axis.size)
-    _row_loop(out, plan)
-    for axis, size in plan.blocks:
-        if axis.size > size:
-            out.loop(axis.name, axis.size, size)
-            opened += 1
-        else:
-            # The block is the whole axis.
-            out.add(f"constexpr long {axis.name} = 0;")
-    out.loop(vector.name, vector.size, lanes * vectors)
-    opened += 1
+    outer = [(axis, 1) for axis in plan.outer]
+    along = (vector, plan.lanes * vectors)
+    # Weights of a block of results stay in the cache while images pass, or rows while results do.
+    order = (
+        [*plan.blocks, along, *outer, plan.rows]
+        if plan.shared is not None
+        else [*outer, plan.rows, *plan.blocks, along]
+    )
+    opened = sum(_block_loop(out, plan, axis, step) for axis, step in order)
     printer = VectorPrinter(places, names, vector.name)
     block = _block_points(plan)
     rest = list(itertools.product(block, range(row_count), range(vectors)))
@@ -322,15 +326,8 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
     stage, lanes = plan.stage, plan.lanes
     vector = plan.vector[0]
     rows, row_count = plan.rows
-    opened = len(plan.outer)
-    for axis in plan.outer:
-        out.loop(axis.name, axis.size)
-    for axis, size in plan.blocks:
-        if axis.size > size:
-            out.loop(axis.name, axis.size, size)
-            opened += 1
-        else:
-            out.add(f"constexpr long {axis.name} = 0;")
+    outer = [(axis, 1) for axis in plan.outer]
+    opened = sum(_block_loop(out, plan, axis, step) for axis, step in [*outer, *plan.blocks])
     block = _block_points(plan)
     taps = list(points(plan.taps))
 
@@ -345,7 +342,7 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
     riding.begin(out)
     for axis in plan.inner:
         out.loop(axis.name, axis.size)
-    _row_loop(out, plan)
+    inside = len(plan.inner) + _block_loop(out, plan, *plan.rows)
     out.loop(vector.name, vector.size, lanes)
     held = places[plan.first.access.tensor].address(plan.first.access)
     moving = places[plan.second.access.tensor].address(plan.second.access)
@@ -387,7 +384,7 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
             factor = loaded[held.coefficient(rows.name) * row + _offset(held, point)]
             out.add(f"{accumulator(point, tap)} += {factor} * {name};")
         riding.add_moving(out, name, [point for _, point, _ in uses[place]])
-    out.close(2 + len(plan.inner))
+    out.close(1 + inside)
     target = names[stage.write.tensor]
     write = places[stage.write.tensor].address(stage.write)
     for point, tap in itertools.product(block, taps):

@@ -23,6 +23,7 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 COMPARISONS = {"less": "<", "greater": ">", "less_equal": "<=", "greater_equal": ">=", "equal": "=="}
 CALLS = {
     "exp": "exp",
+    "exp_nonpositive": "exp_nonpositive",
     "log": "log",
     "sqrt": "sqrt",
     "tanh": "tanh",

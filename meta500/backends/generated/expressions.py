@@ -216,6 +216,7 @@ DERIVATIVES: dict[str, Callable[[Expr, tuple[Expr, ...]], tuple[Expr | None, ...
     "div": lambda y, a: (div(ONE, a[1]), neg(div(y, a[1]))),
     "neg": lambda y, a: (Constant(-1.0),),
     "exp": lambda y, a: (y,),
+    "exp_nonpositive": lambda y, a: (y,),
     "log": lambda y, a: (div(ONE, a[0]),),
     "sqrt": lambda y, a: (div(Constant(0.5), y),),
     "tanh": lambda y, a: (sub(ONE, mul(y, y)),),

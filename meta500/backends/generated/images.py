@@ -26,12 +26,14 @@ class Batch:
         tensors: those whose dimension 0 counts the images.
         axes: for every stage (by name) the axis that runs over the images, if it has one.
         kinds: for every stage local, reducing, free or mixing.
+        last: tensors that are stored with the images side by side.
     """
 
     count: int = 0
     tensors: set[str] = field(default_factory=set)
     axes: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
+    last: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -152,6 +154,8 @@ def _wanted(stage: Stage, program: Program, batch: Batch) -> str:
     if batch.kinds[stage.name] not in (LOCAL, REDUCING):
         return WHOLE
     names = [*stage.reads(), *stage.writes()]
+    if not batch.last.isdisjoint(names):
+        return WHOLE
     shapes = [program.tensors[n].shape for n in names if n in batch.tensors]
     return IMAGES if any(size > 1 for shape in shapes for size in shape[2:]) else WHOLE
 

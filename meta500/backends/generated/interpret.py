@@ -128,6 +128,7 @@ _UFUNCS: dict[str, Callable[..., Array]] = {
     "div": np.divide,
     "neg": np.negative,
     "exp": np.exp,
+    "exp_nonpositive": np.exp,
     "log": np.log,
     "sqrt": np.sqrt,
     "tanh": np.tanh,

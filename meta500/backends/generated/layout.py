@@ -116,6 +116,22 @@ def rows(tensor: Tensor, kind: str, halo: Halo, lanes: int, batched: bool) -> Pl
     )
 
 
+def batch_last(tensor: Tensor, halo: Halo) -> Place:
+    """A batch of images as [channel][row][column][image] with zeros around every channel.
+
+    As in :func:`rows`, what a stencil reads right of a row is the left padding of the next one.
+    """
+    n, c, h, w = tensor.shape
+    before, after = halo.before, halo.after
+    left = max(before[3], after[3])
+    row = (w + left) * n
+    channel = (before[2] + h + after[2]) * row
+    origin = before[2] * row + left * n
+    return Place(
+        tensor.name, SHARED, C_TYPES[tensor.dtype], (1, channel, row, n), origin, c * channel + left * n, halo
+    )
+
+
 def _rounded(value: int, step: int) -> int:
     return -(-value // step) * step
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meta500.backends.generated.layout import Place
 
@@ -22,7 +23,7 @@ class Slot:
     geometry: object
     bytes: int
     offset: int
-    busy_until: int
+    busy_until: Any
 
 
 def element_bytes(place: Place, real_bytes: int) -> int:
@@ -31,7 +32,7 @@ def element_bytes(place: Place, real_bytes: int) -> int:
 
 
 def arrange(
-    places: Sequence[Place], lives: Mapping[str, tuple[int, int]], real_bytes: int
+    places: Sequence[Place], lives: Mapping[str, tuple[Any, Any]], real_bytes: int
 ) -> tuple[dict[str, Place], int]:
     """Offsets for places of one arena.
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from meta500.backends.generated import companions, contraction, layout, memory, nests, pixelwise
 from meta500.backends.generated.affine import Affine, indices
+from meta500.backends.generated.batch_last import with_batch_last
 from meta500.backends.generated.companions import Companion
 from meta500.backends.generated.contraction import Blocked
-from meta500.backends.generated.expressions import Access, Load, loads
+from meta500.backends.generated.copies import with_copies
+from meta500.backends.generated.expressions import Access, loads
 from meta500.backends.generated.images import (
     IMAGES,
     REDUCING,
@@ -24,8 +26,6 @@ from meta500.backends.generated.ir import (
     CONSTANT,
     INPUT,
     PARAMETER,
-    SET,
-    VALUE,
     Axis,
     Program,
     Stage,
@@ -216,8 +216,9 @@ def schedule(program: Program, options: Options) -> Schedule:
     Raises:
         UserError: a tensor with more elements than addresses can count.
     """
-    program = _with_copies(program)
-    batch = find_batch(program)
+    program, last = with_batch_last(program, options.lanes)
+    program = with_copies(program)
+    batch = replace(find_batch(program), last=last)
     regions = _regions(program, batch, options)
     passes = [_passes(region, batch, program) for region in regions]
     local = {name for items in passes for item in items if isinstance(item, Pixelwise) for name in item.local}
@@ -244,90 +245,6 @@ def schedule(program: Program, options: Options) -> Schedule:
     _roll(result)
     _arrange(result)
     return result
-
-
-def _with_copies(program: Program) -> Program:
-    """Inputs that stencils read past their edge are copied into storage with zeros around it.
-
-    Every reader gets a copy of its own: one that is used at once may roll along with a sweep, one that is
-    kept from the forward to the backward pass fills the memory of a whole image. Outputs that stencils read
-    are computed there too, and copied out.
-    """
-    program = replace(program, tensors=dict(program.tensors), stages=list(program.stages))
-    outside = {name for name, t in program.tensors.items() if t.role == INPUT and len(t.shape) == 4}
-    for name in sorted(outside):
-        for reader in [s for s in program.stages if _reads_past_edge(s, name)]:
-            inner = program.unique(f"{name}.rows")
-            program.tensors[inner] = replace(program.tensors[name], name=inner, role=VALUE)
-            at = program.stages.index(reader)
-            copy = _copy(program, name, inner)
-            program.stages[at : at + 1] = [copy, _renamed_loads(reader, name, inner)]
-    handed = dict.fromkeys(
-        [*program.outputs.values(), *program.gradients.values(), *program.updates.values()]
-    )
-    renamed: dict[str, str] = {}
-    for name in handed:
-        tensor = program.tensors[name]
-        if tensor.role in (INPUT, PARAMETER, CONSTANT) or any(
-            _reads_past_edge(s, name) for s in program.stages
-        ):
-            renamed[name] = _copied_out(program, name)
-    for pairs in (program.outputs, program.gradients, program.updates):
-        for key, name in list(pairs.items()):
-            if name in renamed:
-                pairs[key] = renamed[name]
-    return program
-
-
-def _reads_past_edge(stage: Stage, name: str) -> bool:
-    """Whether a guard protects a load of the tensor in a sum of products."""
-    if stage.combine != "sum":
-        return False
-    for load in stage.loads():
-        if load.access.tensor == name and any(
-            guard.index in load.access.indices[2:] for guard in stage.guards
-        ):
-            return True
-    return False
-
-
-def _renamed_loads(stage: Stage, old: str, new: str) -> Stage:
-    from meta500.backends.generated.expressions import Expr, rewrite
-
-    def change(e: Expr) -> Expr | None:
-        return (
-            Load(replace(e.access, tensor=new), e.held)
-            if isinstance(e, Load) and e.access.tensor == old
-            else None
-        )
-
-    return replace(
-        stage,
-        value=rewrite(stage.value, change),
-        initial=None if stage.initial is None else rewrite(stage.initial, change),
-        finish=None if stage.finish is None else rewrite(stage.finish, change),
-    )
-
-
-def _copy(program: Program, source: str, target: str) -> Stage:
-    shape = program.tensors[source].shape
-    axes = tuple(Axis(f"d{i}", size) for i, size in enumerate(shape) if size > 1)
-    at = indices(f"d{i}" if size > 1 else 0 for i, size in enumerate(shape))
-    return Stage(
-        program.unique_stage(target),
-        f"copy of {source}",
-        axes,
-        Access(target, at),
-        Load(Access(source, at)),
-        SET,
-    )
-
-
-def _copied_out(program: Program, name: str) -> str:
-    outer = program.unique(f"{name}.out")
-    program.tensors[outer] = replace(program.tensors[name], name=outer, role=VALUE)
-    program.stages.append(_copy(program, name, outer))
-    return outer
 
 
 def _regions(program: Program, batch: Batch, options: Options) -> list[Region]:
@@ -362,7 +279,11 @@ def _places(
         if len(tensor.shape) == 4:
             halo = halos.get(name, layout.Halo((0,) * 4, (0,) * 4))
             # Without a dimension of images the first one is an ordinary dimension.
-            places[name] = layout.rows(tensor, kind, halo, options.lanes, kind == SHARED)
+            places[name] = (
+                layout.batch_last(tensor, halo)
+                if name in batch.last
+                else layout.rows(tensor, kind, halo, options.lanes, kind == SHARED)
+            )
         else:
             place = layout.dense(tensor, kind)
             if own:
@@ -419,8 +340,14 @@ def _kernel(
     if region.kind == IMAGES:
         private = batch.kinds[stage.name] == REDUCING
         stage = _of_one_image(stage, batch)
-    rows_axis = _rows_axis(stage, places)
     name = _identifier(stage.name, names)
+    if not batch.last.isdisjoint((*stage.reads(), *stage.writes())):
+        fast = contraction.batch_last(stage, places, options.lanes, options.registers)
+        if fast is not None:
+            return Kernel(name, fast)
+        rows_axis = _axis_of(stage, 1)
+    else:
+        rows_axis = _axis_of(stage, 2)
     fast = contraction.blocked(
         _bare(stage) if private else stage,
         places,
@@ -494,13 +421,13 @@ def _sweep(step: Step, places: Mapping[str, Place], program: Program, options: O
     if step.kind != IMAGES or not options.cache_bytes:
         step.sweeps = [Sweep(i, i) for i in range(len(step.kernels))]
         return
-    rows = [_rows(kernel, places) for kernel in step.kernels]
+    rows = [_rows(kernel) for kernel in step.kernels]
     step.sweeps = sweeps(rows, places, program.tensors, options.cache_bytes, options.real_bytes)
 
 
-def _rows(kernel: Kernel, places: Mapping[str, Place]) -> Rows:
+def _rows(kernel: Kernel) -> Rows:
     split = kernel.nest.split
-    named = ROWS if kernel.members else _rows_axis(kernel.stage, places)
+    named = ROWS if kernel.members else _axis_of(kernel.stage, 2)
     axis = split.name if split is not None and split.name == named else None
     stages = tuple(part.stage for part in kernel.parts)
     return Rows(stages, axis, split.size if split else 1, kernel.granule, kernel.preferred)
@@ -523,7 +450,7 @@ def _roll(result: Schedule) -> None:
                 continue
             walkers = []
             for at, kernel in enumerate(step.kernels[sweep.first : sweep.last + 1]):
-                rows = _rows(kernel, result.places)
+                rows = _rows(kernel)
                 assert rows.axis is not None
                 bounds = tuple(bound[at] for bound in sweep.bounds)
                 walkers.append(Walker(rows.stages, rows.axis, bounds))
@@ -551,14 +478,14 @@ def _needs_private(nest: Nest, options: Options) -> bool:
     return parts < options.threads and work >= 4096
 
 
-def _rows_axis(stage: Stage, places: Mapping[str, Place]) -> str | None:
-    """The axis of the image rows: dimension 2 of what is written, or of what is read."""
+def _axis_of(stage: Stage, dimension: int) -> str | None:
+    """The axis of a dimension of pictures, such as 2 for rows: of what is written, or of what is read."""
     sizes = stage.sizes
     found: list[tuple[int, int, str]] = []
     for position, access in enumerate([stage.write, *(load.access for load in stage.loads())]):
-        if len(access.indices) == 4 and access.indices[2].terms:
+        if len(access.indices) == 4 and access.indices[dimension].terms:
             # The window's position moves further than its taps.
-            name = max(access.indices[2].axes, key=lambda n: (sizes[n], n))
+            name = max(access.indices[dimension].axes, key=lambda n: (sizes[n], n))
             found.append((sizes[name], -position, name))
     return max(found)[2] if found else None
 
@@ -574,6 +501,9 @@ def _identifier(name: str, taken: dict[str, int]) -> str:
     return f"k_{text}_{number}" if number else f"k_{text}"
 
 
+_END = 1 << 40
+
+
 def _touched_at_end(kernel: Kernel) -> list[str]:
     """What a merge reads and writes when the region ends: what was summed up is no longer needed then."""
     if kernel.merge is None:
@@ -584,7 +514,9 @@ def _touched_at_end(kernel: Kernel) -> list[str]:
 
 def _arrange(result: Schedule) -> None:
     """Offsets of all places in their arenas."""
-    moments: dict[str, list[tuple[int, int]]] = {}
+    moments: dict[str, list[int]] = {}
+    # Tensors of all threads are alive during whole regions of images: every thread is elsewhere in them.
+    shared: dict[str, list[tuple[int, int]]] = {}
     time = 0
     for number, step in enumerate(result.steps):
         sweep_of = {p: i for i, s in enumerate(step.sweeps) for p in range(s.first, s.last + 1)}
@@ -595,21 +527,21 @@ def _arrange(result: Schedule) -> None:
             stages = [kernel.stage] + [one.merge or one.stage for one in kernel.parts]
             for stage in stages:
                 for name in (*stage.reads(), *stage.writes()):
-                    moments.setdefault(name, []).append((number, time))
+                    moments.setdefault(name, []).append(time)
+                    whole = [(number, 0), (number, _END)] if step.kind == IMAGES else [(number, time)]
+                    shared.setdefault(name, []).extend(whole)
             for one in kernel.sums if step.kind == IMAGES else ():
                 for name in _touched_at_end(one):
-                    moments[name].append((number, 1 << 40))
+                    moments[name].append(_END)
     kinds: dict[str, list[Place]] = {SHARED: [], OWN: []}
     for place in result.places.values():
         if place.kind in kinds:
             kinds[place.kind].append(place)
-    shared_lives = {n: (min(m)[0], max(m)[0]) for n, m in moments.items()}
-    if len(result.steps) == 1 and result.steps[0].kind == WHOLE:
-        shared_lives = {n: (min(m)[1], max(m)[1]) for n, m in moments.items()}
-    own_lives = {n: (min(m)[1], max(m)[1]) for n, m in moments.items()}
+    shared_lives = {n: (min(m), max(m)) for n, m in shared.items()}
+    own_lives = {n: (min(m), max(m)) for n, m in moments.items()}
     real_bytes = result.options.real_bytes
     for name in result.program.faults:
-        shared_lives[name] = (0, 1 << 40)
+        shared_lives[name] = ((0, 0), (_END, _END))
     found, result.shared_bytes = memory.arrange(kinds[SHARED], shared_lives, real_bytes)
     result.places.update(found)
     for kernel in (k for s in result.steps for k in s.kernels if k.prepared):

@@ -345,18 +345,24 @@ def unets(draw: Any) -> tuple[Any, dict[str, np.ndarray], str]:
 
 
 @st.composite
-def networks(draw: Any, steps: int = 6) -> tuple[Any, dict[str, np.ndarray], str]:
+def networks(draw: Any, steps: int = 6, batch: int = 0) -> tuple[Any, dict[str, np.ndarray], str]:
     """A model with an output and a "loss", what to feed, and the network as text."""
-    return network(Sketch(draw, np.random.default_rng(draw(st.integers(0, 2**16))), Builder("random")), steps)
+    sketch = Sketch(draw, np.random.default_rng(draw(st.integers(0, 2**16))), Builder("random"))
+    return network(sketch, steps, batch)
 
 
-def seeded(seed: int, steps: int = 6) -> tuple[Any, dict[str, np.ndarray], str]:
+def seeded(seed: int, steps: int = 6, batch: int = 0) -> tuple[Any, dict[str, np.ndarray], str]:
     """The random network number ``seed``."""
-    return network(Seeded(None, np.random.default_rng(seed), Builder("random")), steps)
+    return network(Seeded(None, np.random.default_rng(seed), Builder("random")), steps, batch)
 
 
-def network(s: Sketch, steps: int) -> tuple[Any, dict[str, np.ndarray], str]:
-    shape = (s.pick(1, 5), s.pick(1, 4), s.pick(1, 14), s.one_of(WIDTHS))
+def network(s: Sketch, steps: int, batch: int = 0) -> tuple[Any, dict[str, np.ndarray], str]:
+    shape = (
+        batch or s.pick(1, 5),
+        s.pick(1, 4),
+        s.pick(1, 14),
+        s.one_of([*range(1, 15)] if batch else WIDTHS),
+    )
     x = s.builder.input("x", np.float64, shape)
     s.shapes[x] = shape
     s.fed["x"] = s.rng.standard_normal(shape)
@@ -423,6 +429,23 @@ def test_random_networks(threads, drawn):
     model, fed, text = drawn
     note(text)
     check(model, fed, threads)
+
+
+@settings(max_examples=8, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(drawn=networks(steps=5, batch=8))
+def test_random_networks_on_vectors_of_images(drawn):
+    model, fed, text = drawn
+    note(text)
+    check(model, fed, min(2, PROCESSORS))
+
+
+@pytest.mark.slow
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(drawn=networks(steps=8, batch=8))
+def test_many_random_networks_on_vectors_of_images(drawn):
+    model, fed, text = drawn
+    note(text)
+    check(model, fed, min(2, PROCESSORS))
 
 
 @pytest.mark.parametrize(

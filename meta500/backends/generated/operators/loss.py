@@ -41,7 +41,7 @@ def softmax_cross_entropy_loss(to: Lowering, op: Any) -> None:
     to.emit(largest, pixel, axes, to.load(op.scores, at), MAX)
     shifted = sub(to.load(op.scores, at), to.load(largest, pixel, held=True))
     exponentials = to.new(f"{name}.exp", x)
-    to.emit(exponentials, at, axes, call("exp", shifted))
+    to.emit(exponentials, at, axes, call("exp_nonpositive", shifted))
     total = to.new(f"{name}.sum", label)
     to.emit(total, pixel, axes, to.load(exponentials, at), SUM)
     logarithm = call("log", to.load(total, pixel))

@@ -37,11 +37,11 @@ def softmax(to: Lowering, op: Any) -> None:
     shifted = sub(to.load(source, names), to.load(largest, rest, held=True))
     total = to.new(f"{y}.sum", kept)
     if op.op_type == "LogSoftmax":
-        to.emit(total, rest, axes, call("exp", shifted), SUM)
+        to.emit(total, rest, axes, call("exp_nonpositive", shifted), SUM)
         value: Expr = sub(shifted, call("log", to.load(total, rest)))
     else:
         exponentials = to.new(f"{y}.exp", x)
-        to.emit(exponentials, names, axes, call("exp", shifted))
+        to.emit(exponentials, names, axes, call("exp_nonpositive", shifted))
         to.emit(total, rest, axes, to.load(exponentials, names), SUM)
         value = div(to.load(exponentials, names), to.load(total, rest))
     to.emit(y, names, axes, value)
