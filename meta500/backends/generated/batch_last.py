@@ -22,7 +22,7 @@ def with_batch_last(program: Program, lanes: int) -> tuple[Program, frozenset[st
 
     Args:
         program: fused.
-        lanes: numbers in a vector; the batch must be a multiple.
+        lanes: numbers in the shortest vector to be filled; the batch must be a multiple.
     """
     batch = find_batch(program)
     if not batch.count or batch.count % lanes:

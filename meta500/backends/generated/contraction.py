@@ -148,7 +148,9 @@ def blocked(
 _SINGLE = Axis("single", 1)
 
 
-def batch_last(stage: Stage, places: Mapping[str, Place], lanes: int, registers: int) -> Blocked | None:
+def batch_last(
+    stage: Stage, places: Mapping[str, Place], lanes: int, least: int, registers: int
+) -> Blocked | None:
     """The blocking of a stage on pictures whose images lie side by side, None where it is no sum of products.
 
     The vectorised axis is that of the images. Blocks are 4 results x 4 pixels of a row x 1 vector, or as many
@@ -166,7 +168,7 @@ def batch_last(stage: Stage, places: Mapping[str, Place], lanes: int, registers:
                 continue
             vector, rows, moved = walk
             found = form(
-                stage, first, second, places, rows, lanes, lanes, registers, False, vector=vector, moved=moved
+                stage, first, second, places, rows, lanes, least, registers, False, vector=vector, moved=moved
             )
             if found is not None:
                 return found

@@ -216,7 +216,9 @@ def schedule(program: Program, options: Options) -> Schedule:
     Raises:
         UserError: a tensor with more elements than addresses can count.
     """
-    program, last = with_batch_last(program, options.lanes)
+    # Half a vector is no loss on many processors, and more than short rows fill.
+    shortest = max(options.lanes // 2, contraction.NARROWEST // options.real_bytes)
+    program, last = with_batch_last(program, shortest)
     program = with_copies(program)
     batch = replace(find_batch(program), last=last)
     regions = _regions(program, batch, options)
@@ -342,7 +344,9 @@ def _kernel(
         stage = _of_one_image(stage, batch)
     name = _identifier(stage.name, names)
     if not batch.last.isdisjoint((*stage.reads(), *stage.writes())):
-        fast = contraction.batch_last(stage, places, options.lanes, options.registers)
+        fast = contraction.batch_last(
+            stage, places, options.lanes, max(options.lanes // 2, 1), options.registers
+        )
         if fast is not None:
             return Kernel(name, fast)
         rows_axis = _axis_of(stage, 1)
