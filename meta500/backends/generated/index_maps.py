@@ -64,29 +64,29 @@ def pieces(table: Table, labels: Table | None = None, limit: int = MOST_PIECES) 
     index = np.asarray(table, np.int64)
     index = index.reshape(len(index), -1)
     marks = np.zeros(len(index), np.int64) if labels is None else np.asarray(labels)
-    best = _runs(index, marks, np.arange(len(index)))
+    best = _runs(index, marks, np.arange(len(index)), limit)
     for period in range(2, min(_PERIODS, len(index)) + 1):
         if len(best) == 1:
             break
-        found = _folded(index, marks, period) or _phases(index, marks, period)
+        found = _folded(index, marks, period) or _phases(index, marks, period, limit)
         if len(found) < len(best):
             best = found
     return best if len(best) <= limit else None
 
 
-def _runs(index: np.ndarray, labels: np.ndarray, places: np.ndarray) -> list[Piece]:
-    """Longest stretches of constant steps; ``places`` are in arithmetic progression."""
+def _runs(index: np.ndarray, labels: np.ndarray, places: np.ndarray, limit: int) -> list[Piece]:
+    """Longest stretches of constant steps; ``places`` are in arithmetic progression.
+
+    More than ``limit`` pieces are of no use: the rest is left out then.
+    """
     found, first = [], 0
     stride = int(places[1] - places[0]) if len(places) > 1 else 1
     steps = np.diff(index, axis=0)
-    while first < len(index):
-        last = first
-        while (
-            last + 1 < len(index)
-            and labels[last + 1] == labels[first]
-            and (steps[last] == steps[first]).all()
-        ):
-            last += 1
+    # The last positions before another label, or another step, begins.
+    ends = np.flatnonzero(labels[1:] != labels[:-1])
+    turns = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1
+    while first < len(index) and len(found) <= limit:
+        last = min(_following(ends, first, len(index) - 1), _following(turns, first + 1, len(index) - 1))
         # A jump between two positions is no run: the second one may begin a longer one.
         if last == first + 1 and (abs(steps[first]) > 1).any() and last + 1 < len(index):
             last = first
@@ -95,6 +95,12 @@ def _runs(index: np.ndarray, labels: np.ndarray, places: np.ndarray) -> list[Pie
         found.append(Piece((last - first + 1,), int(places[first]), (stride,), sources))
         first = last + 1
     return found
+
+
+def _following(ends: np.ndarray, first: int, otherwise: int) -> int:
+    """The first of ``ends``, in ascending order, that is not before ``first``."""
+    at = int(np.searchsorted(ends, first))
+    return int(ends[at]) if at < len(ends) else otherwise
 
 
 def _folded(index: np.ndarray, labels: np.ndarray, period: int) -> list[Piece]:
@@ -110,12 +116,14 @@ def _folded(index: np.ndarray, labels: np.ndarray, period: int) -> list[Piece]:
     return [Piece((len(rows), period), 0, (period, 1), sources)]
 
 
-def _phases(index: np.ndarray, labels: np.ndarray, period: int) -> list[Piece]:
+def _phases(index: np.ndarray, labels: np.ndarray, period: int, limit: int) -> list[Piece]:
     """Every residue class of positions by itself."""
-    found = []
+    found: list[Piece] = []
     for phase in range(period):
+        if len(found) > limit:
+            break
         places = np.arange(phase, len(index), period)
-        found += _runs(index[places], labels[places], places)
+        found += _runs(index[places], labels[places], places, limit)
     return found
 
 

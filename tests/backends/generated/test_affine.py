@@ -114,3 +114,11 @@ def test_regular_tables_have_few_pieces(table, count) -> None:
 
 def test_irregular_tables_have_none() -> None:
     assert pieces(np.random.default_rng(0).permutation(60)) is None
+
+
+def test_long_tables_are_cut_as_well() -> None:
+    """Many positions: they do not go one by one."""
+    table = np.arange(100_000) * 3 // 7
+    found = pieces(table)
+    assert len(found) == 7 and np.array_equal(rebuilt(found, len(table))[:, 0], table)
+    assert pieces(np.random.default_rng(0).permutation(100_000)) is None
