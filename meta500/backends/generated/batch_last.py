@@ -34,6 +34,12 @@ def with_batch_last(program: Program, lanes: int) -> tuple[Program, frozenset[st
         for name in pictures - handed
         if program.tensors[name].role in (VALUE, GRADIENT) and max(program.tensors[name].shape[2:]) < FEWEST
     }
+    large = {name for name in pictures if max(program.tensors[name].shape[2:]) >= FEWEST}
+    # Means of large pictures, or factors for them: the large picture would be copied for a single pixel.
+    for stage in program.stages:
+        names = {*stage.reads(), *stage.writes()}
+        if names & large:
+            small -= {n for n in names & small if max(program.tensors[n].shape[2:]) == 1}
     program = replace(program, tensors=dict(program.tensors), stages=list(program.stages))
     copies = _Copies(program, small, pictures - small)
     copies.written_back()

@@ -79,7 +79,12 @@ class Blocked:
     @property
     def granule(self) -> int:
         """Ranges begin and end at multiples of this."""
-        return self.rows[1] if self.shared is None else dict(self.blocks).get(self.shared, 1)
+        return dict((self.rows, *self.blocks)).get(self.split, 1)
+
+    @property
+    def sums_over_parts(self) -> bool:
+        """Whether several threads add to the same elements: the axis that they share is summed over."""
+        return self.form == DUAL and self.shared is None
 
     @property
     def scratch(self) -> int:
@@ -154,7 +159,8 @@ def batch_last(
     """The blocking of a stage on pictures whose images lie side by side, None where it is no sum of products.
 
     The vectorised axis is that of the images. Blocks are 4 results x 4 pixels of a row x 1 vector, or as many
-    vectors as there are pixels missing; gradients of weights as in rows. Threads share the results.
+    vectors as there are pixels missing; gradients of weights as in rows. Threads share the
+    results, or the pixels of a row where there is a single result.
     """
     factors = _product(stage)
     if factors is None or stage.guards or stage.winner is not None:
@@ -168,9 +174,43 @@ def batch_last(
                 continue
             vector, rows, moved = walk
             found = form(
-                stage, first, second, places, rows, lanes, least, registers, False, vector=vector, moved=moved
+                stage, first, second, places, rows, lanes, least, registers, False, vector, moved, True
             )
             if found is not None:
+                return found
+    return None
+
+
+def matrix(
+    stage: Stage, places: Mapping[str, Place], lanes: int, least: int, registers: int
+) -> Blocked | None:
+    """The blocking of a product of matrices, None where it is none.
+
+    Vectors go along what the result and one factor have contiguous, or along the sum where both factors have.
+    Threads share the other axis of the result, or the first one of many products.
+    """
+    factors = _product(stage)
+    if factors is None or not stage.reduced or stage.guards or stage.winner is not None:
+        return None
+    if any(places[x.access.tensor].c_type != "real" for x in stage.loads()):
+        return None
+    for form in (_stencil, _dual):
+        for first, second in (factors, factors[::-1]):
+            # Without pictures nothing shifts a window, whatever shares an index in packed parameters.
+            found = form(
+                stage,
+                first,
+                second,
+                places,
+                _SINGLE,
+                lanes,
+                least,
+                registers,
+                False,
+                by_results=True,
+                flat=True,
+            )
+            if found is not None and found.shared is not None:
                 return found
     return None
 
@@ -224,6 +264,8 @@ def _stencil(
     private: bool,
     vector: Axis | None = None,
     moved: frozenset[str] = frozenset(),
+    by_results: bool = False,
+    flat: bool = False,
 ) -> Blocked | None:
     if private:
         return None
@@ -233,7 +275,6 @@ def _stencil(
         return None
     if rows is not _SINGLE and (rows.name not in write or rows.name in b or rows.name not in a):
         return None
-    by_results = vector is not None
     vector = found
     width = _width(vector, lanes, least)
     if width is None:
@@ -248,7 +289,10 @@ def _stencil(
         return None
     if not _vectorisable_ends(stage, places, vector, interleaved):
         return None
-    taps, inner = _taps(stage.reduced, image, {rows.name, vector.name} | moved)
+    taps: tuple[Axis, ...] | None = ()
+    inner = stage.reduced
+    if not flat:
+        taps, inner = _taps(stage.reduced, image, {rows.name, vector.name} | moved)
     if taps is None or any(x.name not in a for x in (*taps, *inner)):
         return None
     free = [x for x in stage.kept if x not in (vector, rows, *interleaved)]
@@ -259,7 +303,7 @@ def _stencil(
     budget = registers // 2 if registers >= 32 else registers - 4
     block = _pixel_block if by_results else _stencil_block
     blocks, vector_block, row_block = block(columns, doubled, vectors, rows, budget)
-    shared = _longest([*columns, *outer]) or rows if by_results else None
+    shared = _longest([*columns, *outer]) if by_results else None
     return Blocked(
         stage, STENCIL, image, weight, lanes, (vector, vector_block), (rows, row_block), outer,
         (*blocks, *((x, x.size) for x in interleaved)), taps, inner, interleaved, masked, shared=shared,
@@ -378,9 +422,11 @@ def _dual(
     private: bool,
     vector: Axis | None = None,
     moved: frozenset[str] = frozenset(),
+    by_results: bool = False,
+    flat: bool = False,
 ) -> Blocked | None:
     a, b = (steps(x, places) for x in (held.access, moving.access))
-    if stage.initial is not None or stage.finish is not None or stage.onto:
+    if not by_results and (stage.initial is not None or stage.finish is not None or stage.onto):
         return None
     found = [x for x in stage.reduced if a.get(x.name) == 1 and b.get(x.name, 0) in (1, 2) and x.size >= 4]
     longest = max(found, key=lambda x: x.size, default=None)
@@ -388,7 +434,6 @@ def _dual(
         return None
     if rows is not _SINGLE and (rows not in stage.reduced or rows.name not in a or rows.name not in b):
         return None
-    by_results = vector is not None
     vector = longest
     moved = moved | {rows.name, vector.name}
     width = _width(vector, lanes, least)
@@ -399,7 +444,7 @@ def _dual(
     if masked and not all(_along_rows(x, vector, places) for x in accesses):
         return None
     shifting: set[str] = set()
-    for index in moving.access.indices:
+    for index in () if flat else moving.access.indices:
         if moved & set(index.axes):
             shifting |= set(index.axes) - moved
     budget = registers - 12 if registers >= 32 else registers - 6
@@ -423,7 +468,7 @@ def _dual(
         return None
     count = math.prod(t.size for t in taps)
     k, c, r = _dual_block(left, right, count, rows, budget, vector.size)
-    shared = _longest([*left, *right, *outer]) or rows if by_results else None
+    shared = _longest([*left, *right, *outer]) if by_results else None
     if k * c * count > 2 * budget:
         return None
     blocks = tuple((x, k if x == _longest(left) else 1) for x in left)

@@ -208,7 +208,7 @@ def _products(
     for place in _lines_ahead(plan, image, uses):
         out.add(f"META500_PREFETCH(p + {place});")
     for place in sorted(uses):
-        loaded = [loader.load(place + stride * v * plan.lanes) for v in range(vectors)]
+        loaded = [loader.load(place + stride * v * plan.lanes, place + 1 in uses) for v in range(vectors)]
         for (row, tap), point in itertools.product(uses[place], block):
             offset = _offset(weight, tap) + _offset(weight, point)
             for v, name in enumerate(loaded):
@@ -240,8 +240,8 @@ class _Loader:
         self.count = 0
         self.pairs: dict[int, tuple[str, str, str]] = {}
 
-    def load(self, place: int) -> str:
-        """The name of the vector that begins at ``place``."""
+    def load(self, place: int, paired: bool) -> str:
+        """The vector that begins at ``place``, by name; ``paired``: that at ``place`` + 1 is loaded, too."""
         self.count += 1
         name = f"{self.prefix}{self.count}"
         if self.stride == 1:
@@ -249,14 +249,16 @@ class _Loader:
             self.out.add(f"META500_KEEP({name});")
             return name
         # Elements place, place + 2, ... are the even ones of a pair of vectors, place + 1, ... the odd ones.
+        # Without these the pair overlaps: the element behind the last one may be behind the array.
         if place not in self.pairs:
-            low, high = f"{name}_low", f"{name}_high"
+            low, high, second = f"{name}_low", f"{name}_high", place + self.lanes - (not paired)
             self.out.add(
                 f"const vec {low} = meta500::load<vec>({self.pointer} + {place}), "
-                f"{high} = meta500::load<vec>({self.pointer} + {place + self.lanes});"
+                f"{high} = meta500::load<vec>({self.pointer} + {second});"
             )
-            self.pairs[place] = (low, high, "even")
-            self.pairs.setdefault(place + 1, (low, high, "odd"))
+            self.pairs[place] = (low, high, "even" if paired else "even_overlapping")
+            if paired:
+                self.pairs.setdefault(place + 1, (low, high, "odd"))
         low, high, part = self.pairs[place]
         self.out.add(f"vec {name} = meta500::{part}({low}, {high});")
         self.out.add(f"META500_KEEP({name});")
@@ -376,7 +378,7 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
         uses.setdefault(place, []).append((row, point, tap))
     loader = _Loader(out, lanes, moving.coefficient(vector.name), "p", "x")
     for place in sorted(uses):
-        name = loader.load(place)
+        name = loader.load(place, place + 1 in uses)
         if plan.masked:
             # Beyond the row may be anything, and 0 times infinity is no zero.
             out.add(f"{name} = meta500::first({name}, {vector.size} - {vector.name});")
@@ -387,15 +389,35 @@ def _dual(out: Lines, plan: Blocked, places: Mapping[str, Place], names: Mapping
     out.close(1 + inside)
     target = names[stage.write.tensor]
     write = places[stage.write.tensor].address(stage.write)
+    scalars = Printer(places, names)
     for point, tap in itertools.product(block, taps):
         values = {n: Affine.axis(n, 1, v) for n, v in point.items() if v}
         values |= {n: Affine((), v) for n, v in tap.items()}
-        sign = "+=" if plan.private else "="
-        out.add(
-            f"{target}[{index(write.substitute(values))}] {sign} meta500::sum({accumulator(point, tap)});"
-        )
+        total = f"meta500::sum({accumulator(point, tap)})"
+        if plan.private:
+            out.add(f"{target}[{index(write.substitute(values))}] += {total};")
+        else:
+            _finished_sum(out, plan, scalars, values, total)
     riding.end(out)
     out.close(opened)
+
+
+def _finished_sum(
+    out: Lines, plan: Blocked, printer: Printer, values: Mapping[str, Affine], total: str
+) -> None:
+    """What becomes of one sum: beginning, finish, store."""
+    stage = plan.stage
+    write = stage.write.substitute(dict(values))
+    beginning = Load(stage.write) if stage.onto else stage.initial
+    if beginning is not None:
+        total = f"{printer.real(substitute(beginning, values))} + {total}"
+    if stage.finish is not None:
+        out.open("")
+        out.add(f"const real total = {total};")
+        total = printer.real(substitute(stage.finish, values), "total")
+    out.add(f"{printer.element(write)} = {total};")
+    if stage.finish is not None:
+        out.close()
 
 
 class _Riding:

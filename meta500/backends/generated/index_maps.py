@@ -79,7 +79,8 @@ def _runs(index: np.ndarray, labels: np.ndarray, places: np.ndarray, limit: int)
 
     More than ``limit`` pieces are of no use: the rest is left out then.
     """
-    found, first = [], 0
+    found: list[Piece] = []
+    first = 0
     stride = int(places[1] - places[0]) if len(places) > 1 else 1
     steps = np.diff(index, axis=0)
     # The last positions before another label, or another step, begins.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from meta500.backends.generated.affine import Affine
+from meta500.backends.generated.affine import Affine, Guard
 from meta500.backends.generated.expressions import Access, Apply, Expr, Load
 from meta500.backends.generated.ir import (
     GRADIENT,
@@ -22,6 +22,8 @@ from meta500.backends.generated.ir import (
     Tensor,
 )
 
+# Vectors of slack at the end: the last row may be read past its right edge, with steps of two twice as far.
+SLACK = 2
 EXTERNAL, SHARED, OWN, PARTIAL = "external", "shared", "own", "partial"
 C_TYPES = {REAL: "real", "int32": "std::int32_t", "int64": "std::int64_t", "bool": "std::uint8_t"}
 
@@ -105,8 +107,7 @@ def rows(tensor: Tensor, kind: str, halo: Halo, lanes: int, batched: bool) -> Pl
     row = c * pitch
     top, bottom = before[2], after[2]
     origin = top * row + left
-    # One vector of slack at the end: the last row may be read past its right edge.
-    size = (top + h + bottom) * row + left + lanes
+    size = (top + h + bottom) * row + left + SLACK * lanes
     image = _rounded(size, lanes) if kind == SHARED and batched else 0
     strides = (image, pitch, row, 1)
     total = image * n if image else size
@@ -140,7 +141,7 @@ def zero_products(stage: Stage, program: Program) -> list[tuple[Load, int, int, 
     """Guards that zeros around a tensor make unnecessary: (load, dimension, before, after).
 
     A guard goes if some factor of the product that is summed is read exactly where the guard allows it, from
-    a tensor whose halo can be chosen here.
+    a tensor whose halo can be chosen here, and no other tensor is read outside without it.
     """
     if stage.combine != SUM:
         return []
@@ -157,11 +158,20 @@ def zero_products(stage: Stage, program: Program) -> list[tuple[Load, int, int, 
                 for d, index in enumerate(load.access.indices)
                 if index == guard.index and (guard.low, guard.high) == (0, tensor.shape[d])
             ]
-            if hits:
+            if hits and not any(_needs(x, guard, stage, program) for x in stage.loads() if x != load):
                 low, high = guard.index.bounds(sizes)
                 found.append((load, hits[0], max(-low, 0), max(high - tensor.shape[hits[0]] + 1, 0)))
                 break
     return found
+
+
+def _needs(load: Load, guard: Guard, stage: Stage, program: Program) -> bool:
+    """Whether a guard keeps a load inside of its tensor."""
+    for index, size in zip(load.access.indices, program.tensors[load.access.tensor].shape, strict=True):
+        low, high = index.bounds(stage.sizes)
+        if (low < 0 or high >= size) and not (index - guard.index).terms:
+            return True
+    return False
 
 
 def _factors(value: Expr) -> list[Load]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meta500.backends.generated.updates import UPDATES, slot_tensor
+from meta500.backends.generated.updates import UPDATES, slot_tensor, update_kind
 from meta500.backends.hyperparameters import Rate, Real
 from meta500.backends.optimizer import GraphOptimizer, native_from
 
@@ -17,12 +17,29 @@ class GeneratedOptimizer(GraphOptimizer):
     """Base of the generated optimizers.
 
     The state lies in arrays like the network's parameters, all of them packed; ``state`` has views.
+
+    Attributes:
+        rule: name of the optimizer in ``updates.UPDATES``.
+        weight_decay: added to the gradient, g + weight_decay * x (L2), unless a subclass says otherwise. A
+            change between 0 and another number compiles another step.
     """
 
-    kind_of_update = ""
+    rule = ""
+    weight_decay = Real()
+
+    def __init__(
+        self,
+        network: Any,
+        loss: str = "loss",
+        *,
+        learning_rate: Rate = 0.01,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(network, loss, learning_rate=learning_rate)
+        self.weight_decay = weight_decay
 
     def build(self) -> None:
-        update = UPDATES[self.kind_of_update]
+        update = UPDATES[self.rule]
         network: Any = self.network
         self._slots = {name: np.zeros_like(network.packed) for name in update.slots}
         previous = self.state
@@ -35,8 +52,8 @@ class GeneratedOptimizer(GraphOptimizer):
                 self.state[parameter][slot][...] = array
 
     def settings(self) -> dict[str, float]:
-        """The numbers that the coming step takes."""
-        raise NotImplementedError
+        """The numbers that the coming step takes, and maybe more."""
+        return {"rate": self.rate, "weight_decay": self.weight_decay}
 
     def train(
         self, inputs: dict[str, np.ndarray], outputs: Sequence[str] | None = None
@@ -45,9 +62,10 @@ class GeneratedOptimizer(GraphOptimizer):
         self.ensure_built()
         network: Any = self.network
         extra = {slot_tensor(name): array for name, array in self._slots.items()}
-        for name, value in self.settings().items():
-            extra[slot_tensor(name)] = np.asarray(value, network.real)
-        result = network.train_step(inputs, self.loss, self.wanted(outputs), self.kind_of_update, extra)
+        kind, settings = update_kind(self.rule, self.weight_decay), self.settings()
+        for name in UPDATES[kind].settings:
+            extra[slot_tensor(name)] = np.asarray(settings[name], network.real)
+        result = network.train_step(inputs, self.loss, self.wanted(outputs), kind, extra)
         self.step_count += 1
         return result  # type: ignore[no-any-return]
 
@@ -81,34 +99,37 @@ class GeneratedSGD(GeneratedOptimizer):
     """Gradient descent, x <- x - rate * g."""
 
     name = "sgd (generated)"
-    kind_of_update = "sgd"
-
-    def settings(self) -> dict[str, float]:
-        return {"rate": self.rate}
+    rule = "sgd"
 
 
 class GeneratedMomentum(GeneratedOptimizer):
     """Heavy ball, v <- momentum * v + g, x <- x - rate * v."""
 
     name = "momentum (generated)"
-    kind_of_update = "momentum"
+    rule = "momentum"
     momentum = Real(below=1.0)
 
     def __init__(
-        self, network: Any, loss: str = "loss", *, learning_rate: Rate = 0.01, momentum: float = 0.9
+        self,
+        network: Any,
+        loss: str = "loss",
+        *,
+        learning_rate: Rate = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(network, loss, learning_rate=learning_rate)
+        super().__init__(network, loss, learning_rate=learning_rate, weight_decay=weight_decay)
         self.momentum = momentum
 
     def settings(self) -> dict[str, float]:
-        return {"rate": self.rate, "momentum": self.momentum}
+        return {**super().settings(), "momentum": self.momentum}
 
 
 class GeneratedAdam(GeneratedOptimizer):
     """Adam (Kingma and Ba, 2015), with the bias corrections folded into the step size and epsilon."""
 
     name = "adam (generated)"
-    kind_of_update = "adam"
+    rule = "adam"
     beta1 = Real(below=1.0)
     beta2 = Real(below=1.0)
     epsilon = Real()
@@ -122,14 +143,16 @@ class GeneratedAdam(GeneratedOptimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(network, loss, learning_rate=learning_rate)
+        super().__init__(network, loss, learning_rate=learning_rate, weight_decay=weight_decay)
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
 
     def settings(self) -> dict[str, float]:
         t = self.step_count + 1
         correction = math.sqrt(1 - self.beta2**t)
         return {
+            **super().settings(),
             "step": self.rate * correction / (1 - self.beta1**t),
             "epsilon": self.epsilon * correction,
             "beta1": self.beta1,
@@ -143,8 +166,7 @@ class GeneratedAdamW(GeneratedAdam):
     """AdamW (Loshchilov and Hutter, 2019): Adam, and x <- x - rate * weight_decay * x."""
 
     name = "adamw (generated)"
-    kind_of_update = "adamw"
-    weight_decay = Real()
+    rule = "adamw"
 
     def __init__(
         self,
@@ -158,9 +180,14 @@ class GeneratedAdamW(GeneratedAdam):
         weight_decay: float = 0.01,
     ) -> None:
         super().__init__(
-            network, loss, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon
+            network,
+            loss,
+            learning_rate=learning_rate,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
         )
-        self.weight_decay = weight_decay
 
     def settings(self) -> dict[str, float]:
         return {**super().settings(), "decay": self.rate * self.weight_decay}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.expressions import Access
 from meta500.backends.generated.ir import Stage, Tensor
-from meta500.backends.generated.layout import OWN, Place
+from meta500.backends.generated.layout import OWN, SLACK, Place
 
 # A buffer that holds a larger part of its tensor is not worth moving it.
 _LARGEST_PART = 0.5
@@ -72,7 +72,7 @@ def shortened(place: Place, one: Rolling, lanes: int) -> Place:
     """The storage of the rows of a buffer."""
     pitch = place.strides[2]
     left = place.origin - place.halo.before[2] * pitch if place.halo.any else place.origin
-    size = -(-(one.rows * pitch + left + lanes) // lanes) * lanes
+    size = -(-(one.rows * pitch + left + SLACK * lanes) // lanes) * lanes
     return replace(place, origin=left, size=size, rolling=one.rows)
 
 

@@ -250,11 +250,21 @@ def schedule(program: Program, options: Options) -> Schedule:
 
 
 def _regions(program: Program, batch: Batch, options: Options) -> list[Region]:
-    """Regions; one alone, of all threads together, where there are too few images for the threads."""
+    """Regions; those of all threads together where there are too few images for the threads."""
     count, threads = batch.count, options.threads
     if count and (count % threads == 0 or count >= 4 * threads):
-        return divide(program, batch)
-    return [Region(WHOLE, list(program.stages))] if program.stages else []
+        regions = divide(program, batch)
+    else:
+        regions = [Region(WHOLE, list(program.stages))] if program.stages else []
+    return [part for region in regions for part in _after_faults(region, set(program.faults))]
+
+
+def _after_faults(region: Region, faults: set[str]) -> list[Region]:
+    """A region in two where it counts faults: they are looked at before the second updates anything."""
+    last = max((p for p, s in enumerate(region.stages) if faults.intersection(s.writes())), default=-1)
+    if region.kind == IMAGES or last in (-1, len(region.stages) - 1):
+        return [region]
+    return [Region(WHOLE, region.stages[: last + 1]), Region(WHOLE, region.stages[last + 1 :])]
 
 
 def _places(
@@ -347,6 +357,8 @@ def _kernel(
         fast = contraction.batch_last(
             stage, places, options.lanes, max(options.lanes // 2, 1), options.registers
         )
+        if fast is not None and fast.sums_over_parts and options.threads > 1:
+            return Kernel(name, replace(fast, private=True), _merge(stage, program))
         if fast is not None:
             return Kernel(name, fast)
         rows_axis = _axis_of(stage, 1)
@@ -372,6 +384,12 @@ def _kernel(
     if fast is not None:
         chosen = _winograd(fast, places, program, options)
         return Kernel(name, chosen, _merge(stage, program) if private else None)
+    if region.kind == WHOLE and not private:
+        product = contraction.matrix(
+            stage, places, options.lanes, contraction.NARROWEST // options.real_bytes, options.registers
+        )
+        if product is not None:
+            return Kernel(name, product)
     scattered = (
         region.kind == WHOLE
         and options.threads > 1

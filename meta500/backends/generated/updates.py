@@ -74,6 +74,34 @@ UPDATES: dict[str, Update] = {
         ),
     ),
 }
+_L2 = "_l2"
+
+
+def _with_weight_decay(update: Update) -> Update:
+    """``update`` of g + weight_decay * x, the gradient with that of weight_decay / 2 * |x|^2."""
+    *before, last = (target for target, _ in update.rule)
+    assert last == "x" and "x" not in before, "every use of g takes the x from before the step"
+
+    def decayed(rule: Callable[[Values], Expr]) -> Callable[[Values], Expr]:
+        return lambda v: rule({**v, "g": add(v["g"], mul(v["weight_decay"], v["x"]))})
+
+    return Update(
+        update.slots,
+        (*update.settings, "weight_decay"),
+        tuple((target, decayed(rule)) for target, rule in update.rule),
+    )
+
+
+# Updates of their own, so that those without weight decay do not pay for it.
+UPDATES.update({name + _L2: _with_weight_decay(UPDATES[name]) for name in ("sgd", "momentum", "adam")})
+
+
+def update_kind(optimizer: str, weight_decay: float) -> str:
+    """The name in :data:`UPDATES` of an optimizer's rule with this weight decay.
+
+    The slots do not depend on the weight decay. That of adamw is decoupled and part of its one rule.
+    """
+    return optimizer + _L2 if weight_decay and optimizer + _L2 in UPDATES else optimizer
 
 
 def slot_tensor(name: str) -> str:

@@ -259,9 +259,9 @@ def _stage(request: Request, config: Config | None, prepared: _Prepared | None) 
         phase = request.phase or (forms.TRAINING if trains else forms.INFERENCE)
         if request.optimizer and phase == forms.INFERENCE:
             raise UserError("--optimizer belongs to the phase training")
-        optimizer = request.optimizer or (config.optimizer if config else "")
-        if optimizer:
-            choose("optimizer", optimizer, OPTIMIZERS)
+        if request.optimizer:
+            choose("optimizer", request.optimizer, OPTIMIZERS)
+        optimizer = request.optimizer or (config.update if config else "")
         if phase == forms.TRAINING:
             form = forms.training(net, subject.shapes, optimizer)
         else:

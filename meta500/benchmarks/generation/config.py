@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meta500.backends.generated.updates import update_kind
 from meta500.backends.hyperparameters import as_float
 from meta500.datasets.files import STORAGES
 from meta500.errors import UserError, choose
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = {
-    "sgd": (),
-    "momentum": ("momentum",),
-    "adam": ("betas", "epsilon"),
+    "sgd": ("weight_decay",),
+    "momentum": ("momentum", "weight_decay"),
+    "adam": ("betas", "epsilon", "weight_decay"),
     "adamw": ("betas", "epsilon", "weight_decay"),
 }
 LOSSES = ("cross_entropy", "mean_squared_error")
@@ -68,6 +69,11 @@ class Config:
     report: str
     target: str
     hyper: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def update(self) -> str:
+        """The name in ``updates.UPDATES`` of the optimizer's rule."""
+        return update_kind(self.optimizer, self.hyper["weight_decay"])
 
 
 def read_config(path: str | Path) -> Config:
@@ -166,9 +172,9 @@ def _hyper(train: _Section, optimizer: str) -> dict[str, float]:
         "beta1": betas[0],
         "beta2": betas[1],
         "epsilon": train.get("epsilon", _number(0), 1e-8),
-        "weight_decay": train.get("weight_decay", _number(0), 0.01),
+        "weight_decay": train.get("weight_decay", _number(0), 0.01 if optimizer == "adamw" else 0.0),
     }
-    for key in ("momentum", "betas", "epsilon", "weight_decay"):
+    for key in ("momentum", "betas", "epsilon"):
         if key in train.table and key not in OPTIMIZERS[optimizer]:
             having = [name for name, options in OPTIMIZERS.items() if key in options]
             raise UserError(

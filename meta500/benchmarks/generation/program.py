@@ -27,7 +27,18 @@ _TYPES = {"real": "real", "int64": "int64", "int32": "int32", "bool": "boolean"}
 _C_TYPES = {"real": "real", "int64": "std::int64_t", "int32": "std::int32_t", "bool": "unsigned char"}
 _MOST_DIMENSIONS = 8
 # The optimizers' numbers that program/runner.h computes.
-_SETTINGS = ("rate", "momentum", "step", "epsilon", "beta1", "beta2", "share1", "share2", "decay")
+_SETTINGS = (
+    "rate",
+    "momentum",
+    "step",
+    "epsilon",
+    "beta1",
+    "beta2",
+    "share1",
+    "share2",
+    "decay",
+    "weight_decay",
+)
 
 
 def write_program(
@@ -53,7 +64,7 @@ def write_program(
     scores = forms.scores(net.model)
     outputs = ("loss", *([scores.scores] if scores else []))
     plans = {
-        TRAINING: forms.plan(net, forms.training(net, subject.shapes, config.optimizer)),
+        TRAINING: forms.plan(net, forms.training(net, subject.shapes, config.update)),
         INFERENCE: forms.plan(net, forms.inference(net, subject.shapes, outputs)),
     }
     batch = _batch(subject)
@@ -163,7 +174,7 @@ def _config(
         lines.append(
             f"    {{{_text(name)}, {_text(arrays.get(name, name))}, Type::{kind}, {_shape(shape)}}},"
         )
-    slots = UPDATES[config.optimizer].slots
+    slots = UPDATES[config.update].slots
     lines += ["};", ""]
     if slots:
         lines += [f"const char* const slots[] = {{{', '.join(map(_text, slots))}}};", ""]

@@ -24,6 +24,7 @@ from meta500.metrics.plots.from_rows import (
     ratios_from_rows,
 )
 from meta500.metrics.plots.heatmap import Cell, cells_from_rows, draw_heatmap, heatmap_plots
+from meta500.metrics.plots.ranking import Part, draw_ranking
 from meta500.metrics.plots.roofline import (
     Limits,
     Point,
@@ -41,6 +42,7 @@ __all__ = [
     "Curve",
     "Limits",
     "Panel",
+    "Part",
     "Point",
     "Ratio",
     "as_rows",
@@ -52,6 +54,7 @@ __all__ = [
     "draw_bars",
     "draw_curves",
     "draw_heatmap",
+    "draw_ranking",
     "draw_ratios",
     "draw_roofline",
     "four_panels",

@@ -107,6 +107,15 @@ def single_pixels(n: Layers) -> str:
     return n.relu(n.conv(n.relu(n.conv(n.x, 3, 8)), 8, 8))
 
 
+def single_filters(n: Layers) -> str:
+    """No axis of a result is left for threads to share, forward (in one row) and by the weights."""
+    return n.relu(n.conv(n.conv(n.x, 3, 1), 1, 1))
+
+
+def scaled(n: Layers) -> str:
+    return n.builder.add(ops.Mul, n.relu(n.conv(n.x, 3, 2)), n.parameter(1))
+
+
 def flattened(n: Layers) -> str:
     x = n.builder.add(ops.Flatten, n.relu(n.conv(n.x, 3, 4)))
     return n.builder.add(ops.Gemm, x, n.parameter(4 * 5 * 7, 6), n.parameter(6))
@@ -117,6 +126,8 @@ CASES = {
     "two readers": (two_readers, (12, 12)), "pools": (pools, (9, 13)), "groups": (groups, (6, 4)),
     "dilated": (dilated, (7, 7)), "one row": (plain, (1, 6)), "one column": (plain, (6, 1)),
     "single pixels": (single_pixels, (1, 1)), "flattened": (flattened, (5, 7)),
+    "single filters": (single_filters, (5, 4)), "single filters in a row": (single_filters, (1, 4)),
+    "scaled": (scaled, (3, 4)),
 }  # fmt: skip
 
 
@@ -183,6 +194,27 @@ def test_convolutions_in_all_directions_run_over_images() -> None:
     for nest in blocked:
         assert nest.vector[0].size == BATCH
         assert nest.shared is not None and not nest.private
+
+
+def test_zeros_around_a_picture_do_not_replace_the_guards_of_another_factor() -> None:
+    """The number of pixels in a window is read beside the gradient: 0 times what lies behind it may be NaN."""
+    layers = Layers(BATCH, 3, 5, 5)
+    x = layers.conv(layers.x, 3, 3)
+    fields: dict[str, Any] = {"kernel_shape": (3, 1), "pads": (1, 0, 1, 0), "count_include_pad": 0}
+    model = layers.model(layers.builder.add(ops.AveragePool, x, **fields))
+    with meta500.network(model, backend="generated", precision="float64", threads=1) as net:
+        net.inference_and_backprop(layers.fed)
+        plan = schedule_of(net)
+    seen = 0
+    for stage in [part.stage for step in plan.steps for kernel in step.kernels for part in kernel.parts]:
+        inside = {axis for guard in stage.guards for axis in guard.index.axes}
+        for access in [load.access for load in stage.loads()]:
+            place = plan.places[access.tensor]
+            if not inside.intersection(access.axes):
+                low, high = place.address(access).bounds(stage.sizes)
+                assert place.origin + low >= 0 and place.origin + high < place.size, str(stage)
+                seen += ".share" in access.tensor
+    assert seen
 
 
 def test_a_large_picture_is_copied_once_for_its_readers() -> None:

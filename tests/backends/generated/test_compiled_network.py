@@ -156,15 +156,17 @@ def test_open_batch_takes_every_size(open_batch):
 
 
 @pytest.mark.parametrize("bad", [3, -1, 2**40])
-def test_a_bad_label_is_refused_and_changes_nothing(bad):
-    with network(small(normalized=True), threads=FEW) as net:
+# One image has one region of all threads; four have images in vectors; five have regions of images.
+@pytest.mark.parametrize("batch", [1, 4, 5])
+def test_a_bad_label_is_refused_and_changes_nothing(bad, batch):
+    with network(small(batch, normalized=True), threads=FEW) as net:
         trainer = net.native_optimizer("adam", learning_rate=0.1)
-        trainer.train(batch_of())
+        trainer.train(batch_of(batch))
         names = [*net.get_params(), "mean", "variance"]
         before = net.fetch_tensors(names)
         slots = {p: {s: np.array(a) for s, a in slots.items()} for p, slots in trainer.state.items()}
-        fed = batch_of(seed=3)
-        fed["label"][2] = bad
+        fed = batch_of(batch, seed=3)
+        fed["label"][-1] = bad
         for run in (trainer.train, net.inference_and_backprop):
             with pytest.raises(UserError, match="criterion.*label"):
                 run(fed)
@@ -175,7 +177,7 @@ def test_a_bad_label_is_refused_and_changes_nothing(bad):
                 np.testing.assert_array_equal(trainer.state[parameter][slot], old)
         assert trainer.step_count == 1
         # And afterwards it goes on as if nothing had happened.
-        fed["label"][2] = 0
+        fed["label"][-1] = 0
         trainer.train(fed)
         assert trainer.step_count == 2
         assert not np.array_equal(net.fetch_tensors(["w"])[0], before[0])

@@ -12,7 +12,7 @@ import pytest
 import meta500
 from meta500.errors import UserError
 from meta500.graph import Builder, ops
-from meta500.optimizers import SGD, Adam, AdamW, Momentum
+from meta500.optimizers import SGD, Adam, AdamW, Momentum, schedules
 
 FEW = min(2, len(os.sched_getaffinity(0)))
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -20,6 +20,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "momentum": (Momentum, {"learning_rate": 0.02, "momentum": 0.8}),
     "adam": (Adam, {"learning_rate": 0.01, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6}),
     "adamw": (AdamW, {"learning_rate": 0.01, "weight_decay": 0.1}),
+}
+DECAYED: dict[str, tuple[Any, dict[str, Any]]] = {
+    name: (cls, {**options, "learning_rate": schedules.cosine(0.1, 12), "weight_decay": 0.3})
+    for name, (cls, options) in CASES.items()
 }
 
 
@@ -70,6 +74,44 @@ def test_steps_are_those_of_the_reference(net, name):
             np.testing.assert_allclose(found, wanted, rtol=1e-11)
             for parameter, value in parameters(other).items():
                 np.testing.assert_allclose(parameters(net)[parameter], value, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", DECAYED)
+def test_weight_decay_is_that_of_the_reference(net, name):
+    """To 1e-12, with a rate of its own for every step; a parameter without gradient shrinks all the same."""
+    cls, options = DECAYED[name]
+    native = net.native_optimizer(name, **options)
+    with meta500.network(model(), backend="numpy") as other:
+        reference = cls(other, **options)
+        for batch in batches(10):
+            found, wanted = native.train(batch)["loss"], reference.train(batch)["loss"]
+            np.testing.assert_allclose(found, wanted, rtol=1e-12)
+            for parameter, value in parameters(other).items():
+                np.testing.assert_allclose(parameters(net)[parameter], value, rtol=1e-12, atol=1e-14)
+    assert (parameters(net)["idle"] < 0.9).all()
+
+
+def test_weight_decay_enters_the_gradient_of_sgd(net):
+    """One step by hand: x - rate * (g + weight_decay * x)."""
+    before = parameters(net)
+    net.native_optimizer("sgd", learning_rate=0.125, weight_decay=0.5).train(batches(1)[0])
+    gradients = dict(zip(before, net.fetch_tensors([f"grad/{n}" for n in before]), strict=True))
+    for name, x in before.items():
+        wanted = x - 0.125 * (gradients[name] + 0.5 * x)
+        np.testing.assert_allclose(parameters(net)[name], wanted, rtol=1e-14, atol=1e-15)
+
+
+def test_weight_decay_is_read_at_every_step(net):
+    decays = [0.0, 0.5, 0.25, 0.0]
+    native = net.native_optimizer("momentum", learning_rate=0.02)
+    with meta500.network(model(), backend="numpy") as other:
+        reference = Momentum(other, learning_rate=0.02)
+        for decay, batch in zip(decays, batches(4), strict=True):
+            native.weight_decay = reference.weight_decay = decay
+            native.train(batch)
+            reference.train(batch)
+        for parameter, value in parameters(other).items():
+            np.testing.assert_allclose(parameters(net)[parameter], value, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -128,9 +170,9 @@ def test_the_rate_is_read_at_every_step(net):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_saved_state_goes_on(name):
-    options, given = CASES[name][1], batches(6)
+@pytest.mark.parametrize(("name", "cases"), [*((n, CASES) for n in CASES), ("adam", DECAYED)])
+def test_a_saved_state_goes_on(name, cases):
+    options, given = cases[name][1], batches(6)
     with network() as first, network() as second:
         whole = first.native_optimizer(name, **options)
         for batch in given[:3]:
@@ -138,9 +180,11 @@ def test_a_saved_state_goes_on(name):
         state = whole.state_dict()
         for parameter, value in parameters(first).items():
             second.feed_tensor(parameter, value)
-        resumed = second.native_optimizer(name, **options)
+        # Other options than the rate, which may be a schedule, come with the state.
+        resumed = second.native_optimizer(name, learning_rate=options["learning_rate"])
         resumed.load_state_dict(state)
-        assert resumed.step_count == 3
+        assert resumed.step_count == 3 and resumed.hyper_parameters() == whole.hyper_parameters()
+        assert resumed.weight_decay == options.get("weight_decay", 0.0)
         for batch in given[3:]:
             assert float(whole.train(batch)["loss"]) == float(resumed.train(batch)["loss"])
         for parameter, value in parameters(first).items():
@@ -185,6 +229,10 @@ def test_gradients_after_a_step_are_those_before_it(net):
         ("adam", {"momentum": 0.9}, "beta1"),
         ("adam", {"beta1": 1.5}, "beta1"),
         ("sgd", {"learning_rate": -1.0}, "learning_rate|rate"),
+        ("sgd", {"weight_decay": -0.1}, r"weight_decay = -0\.1 is not valid: give a .* at least 0"),
+        ("momentum", {"weight_decay": float("nan")}, "weight_decay = nan is not valid"),
+        ("adam", {"weight_decay": "much"}, "weight_decay = 'much' is not valid"),
+        ("sgd", {"weight_deca": 0.1}, "weight_decay"),
     ],
 )
 def test_wrong_optimizers(net, name, options, words):

@@ -19,6 +19,7 @@ import importlib.util, sys
 import numpy as np
 
 import meta500
+from meta500.graph import Builder, ops
 
 spec = importlib.util.spec_from_file_location("random_networks", sys.argv[1])
 networks = importlib.util.module_from_spec(spec)
@@ -36,6 +37,17 @@ for word in sys.argv[3:]:
             losses = [float(trainer.train(fed)["loss"]) for _ in range(3)]
             assert losses[2] < losses[0], losses
             net.inference(fed)
+    elif word == "strided":
+        # The last element of an array of the caller is the last one that a window sees.
+        rng = np.random.default_rng(0)
+        for width, kernel in ((17, 3), (15, 1)):
+            builder = Builder("strided")
+            x = builder.input("x", np.float64, (threads, 1, width, width))
+            weight = builder.parameter("p", rng.standard_normal((2, 1, kernel, kernel)))
+            y = builder.add(ops.Conv, x, weight, None, kernel_shape=(kernel, kernel), strides=(2, 2))
+            builder.output(y)
+            builder.output(builder.add(ops.ReduceMean, builder.add(ops.Mul, y, y), keepdims=0, outputs=["loss"]))
+            networks.check(builder.build(), {"x": rng.standard_normal((threads, 1, width, width))}, threads)
     else:
         model, fed, text = networks.seeded(int(word))
         networks.check(model, fed, threads)
@@ -92,6 +104,10 @@ def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def test_a_small_unet_and_a_random_network(tmp_path):
     clean(tmp_path, THREADS, "unet", "4")
+
+
+def test_windows_with_steps_of_two_end_where_the_array_ends(tmp_path):
+    clean(tmp_path, THREADS, "strided")
 
 
 @pytest.mark.parametrize(

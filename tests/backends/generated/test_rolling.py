@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 import meta500
+from meta500.backends.generated.affine import indices
 from meta500.backends.generated.cpp import sources
+from meta500.backends.generated.expressions import Access, Load
+from meta500.backends.generated.ir import SUM, Axis, Stage, Tensor
 from meta500.backends.generated.network import GeneratedNetwork
 from meta500.backends.generated.schedule import Schedule
+from meta500.backends.generated.sweeps import Rows, progress
 
 # So small that pictures of 64 x 64 pixels do not fit.
 CACHE = 1 << 17
@@ -115,6 +119,21 @@ def touched(index: Any, axis: str, low: int, high: int, sizes: Mapping[str, int]
         span = range(low, high) if name == axis else range(sizes[name])
         values = {value + step * at for value in values for at in span}
     return values
+
+
+def test_kernels_that_wait_for_all_rows_of_the_one_before() -> None:
+    """Many of them, as in a chain of products of matrices: one after the other, to the end."""
+    rows, count = 64, 40
+    tensors = {f"t{i}": Tensor(f"t{i}", (1, 1, rows, rows)) for i in range(count + 1)}
+    axes = tuple(Axis(name, rows) for name in "ijr")
+    kernels = []
+    for i in range(count):
+        value = Load(Access(f"t{i}", indices((0, 0, "r", "j"))))
+        stage = Stage(f"s{i}", "", axes, Access(f"t{i + 1}", indices((0, 0, "i", "j"))), value, SUM)
+        kernels.append(Rows((stage,), "i", rows, 1))
+    table = progress(kernels, tensors, 8)
+    assert table[-1] == (rows,) * count
+    assert all(done[i] == rows or done[i + 1] == 0 for done in table for i in range(count - 1))
 
 
 @pytest.mark.usefixtures("small_cache")

@@ -71,6 +71,7 @@ loss = "cross_entropy"
 optimizer = "momentum"
 learning_rate = 0.05
 momentum = 0.8
+weight_decay = 0.05
 precision = "float64"
 seed = 7
 threads = 1

@@ -43,8 +43,19 @@ def test_values_and_defaults(read, tmp_path):
     assert (
         found.shuffle and found.threads is None and found.precision == "float32" and found.report == "epoch"
     )
+    assert found.update == "adamw"
     assert read(GOOD.replace('name = "digits"', 'path = "d"')).data_path == tmp_path / "d"
     assert read(GOOD + '[model]\nfile = "net.py"').model == str(tmp_path / "net.py")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "default"), [("sgd", 0.0), ("momentum", 0.0), ("adam", 0.0), ("adamw", 0.01)]
+)
+def test_every_optimizer_has_weight_decay(read, optimizer, default):
+    text = GOOD.replace('"adamw"', f'"{optimizer}"').replace("betas = [0.8, 0.99]", "")
+    assert read(text).hyper["weight_decay"] == 0.1
+    assert read(text.replace("weight_decay = 0.1", "")).hyper["weight_decay"] == default
+    assert read(text.replace("weight_decay = 0.1", "weight_decay = 0")).update == optimizer
 
 
 @pytest.mark.parametrize(
@@ -57,7 +68,10 @@ def test_values_and_defaults(read, tmp_path):
         ("epochs = 3", "epochs = 3\nepoch = 3", ["key of [train]", "'epoch'", "Did you mean 'epochs'"]),
         ("batch_size = 16", "batch_size = 1.5", ["[train] batch_size", "1.5"]),
         ('"adamw"', '"rmsprop"', ["[train] optimizer", "'rmsprop'", "adam, adamw, momentum, sgd"]),
-        ('"adamw"', '"adam"', ["weight_decay does not apply to optimizer 'adam'", "adamw"]),
+        ('"adamw"', '"sgd"', ["betas does not apply to optimizer 'sgd'", "adam, adamw"]),
+        ("weight_decay = 0.1", "weight_decay = -0.1", ["[train] weight_decay", "at least 0", "-0.1"]),
+        ("weight_decay = 0.1", 'weight_decay = "0.1"', ["[train] weight_decay", "'0.1'"]),
+        ("weight_decay = 0.1", "weight_decay = inf", ["[train] weight_decay", "inf"]),
         ('"adamw"', "7", ["[train] optimizer", "text", "7"]),
         ("learning_rate = 0.01", "", ["[train] learning_rate is missing"]),
         ("learning_rate = 0.01", "learning_rate = -1", ["[train] learning_rate", "-1"]),

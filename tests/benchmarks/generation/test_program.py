@@ -60,7 +60,9 @@ def test_a_module_with_statistics_trains_as_in_python(module_program, train_in_p
         train,
         validation,
         backend="numpy",
-        optimizer=lambda net: net.native_optimizer("momentum", learning_rate=0.05, momentum=0.8),
+        optimizer=lambda net: meta500.optimizers.Momentum(
+            net, learning_rate=0.05, momentum=0.8, weight_decay=0.05
+        ),
         batch=100,
         epochs=2,
         seed=7,

@@ -109,6 +109,39 @@ def test_a_unet(build_program, train_in_python, check, tmp_path):
     check(run, tmp_path / "w", expected, 1e-5)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_weight_decay_of_the_gradient(build_program, train_in_python, check, tmp_path, optimizer):
+    """Momentum is in ``test_program``, the decoupled weight decay of AdamW in ``test_a_unet``."""
+    write(
+        tmp_path,
+        data='name = "digits"\nvalidation = 0.25',
+        model='name = "mlp"\noptions = { hidden = [16] }',
+        train=f'optimizer = "{optimizer}"\nlearning_rate = 0.02\nweight_decay = 0.1\nprecision = "float64"',
+    )
+    program, _ = build_program(tmp_path, "")
+    run = program.train("--out", tmp_path / "w")
+    assert run.status == 0, run.messages
+    options = {"learning_rate": 0.02, "weight_decay": 0.1}
+    for backend, make in (
+        ("numpy", lambda net: meta500.optimizers.create(optimizer, net, **options)),
+        ("generated", lambda net: net.native_optimizer(optimizer, **options)),
+    ):
+        expected = train_in_python(
+            meta500.models.mlp(batch="N", hidden=(16,), seed=0),
+            *load_files(program.folder / "data"),
+            backend=backend,
+            optimizer=make,
+            batch=16,
+            epochs=2,
+            seed=0,
+            precision="float64",
+        )
+        check(run, tmp_path / "w", expected, 1e-9)
+    program.train("--epochs", 1, "--out", tmp_path / "one")
+    program.train("--weights", tmp_path / "one", "--out", tmp_path / "two")
+    assert (tmp_path / "two").read_bytes() == (tmp_path / "w").read_bytes()
+
+
 def test_a_fixed_batch_and_a_squared_error(build_program, tmp_path):
     meta500.models.digits_cnn(batch=16, loss=False).save(tmp_path / "net.onnx")
     rng = np.random.default_rng(0)

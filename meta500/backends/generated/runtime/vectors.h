@@ -224,6 +224,9 @@ struct Even {
 struct Odd {
     static constexpr int at(int i, int) { return 2 * i + 1; }
 };
+struct EvenOverlapping {
+    static constexpr int at(int i, int lanes) { return 2 * i < lanes ? 2 * i : 2 * i + 1; }
+};
 struct Low {
     static constexpr int at(int i, int lanes) { return i / 2 + i % 2 * lanes; }
 };
@@ -267,6 +270,12 @@ META500_INLINE V even(V a, V b) {
 template <class V>
 META500_INLINE V odd(V a, V b) {
     return shuffle<detail::Odd>(a, b);
+}
+
+/* As even, where b begins with the last element of a: nothing is read behind the last element that is used. */
+template <class V>
+META500_INLINE V even_overlapping(V a, V b) {
+    return shuffle<detail::EvenOverlapping>(a, b);
 }
 
 /* a[0], b[0], a[1], b[1], ... of the lower halves; of the upper halves. They undo even and odd. */

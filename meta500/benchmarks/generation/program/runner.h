@@ -32,6 +32,9 @@ inline double setting(const std::string &name, long step) {
     if (name == "share2") {
         return 1 - config.beta2;
     }
+    if (name == "weight_decay") {
+        return config.weight_decay;
+    }
     if (name == "decay") {
         return config.learning_rate * config.weight_decay;
     }
