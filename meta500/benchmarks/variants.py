@@ -11,8 +11,8 @@ from meta500.errors import choose
 
 GENERATED, PLAIN_TORCH = "generated", "plain PyTorch"
 INSTALLED, TUNED = "as installed", "tuned"
-FUSED_ADAM = "adam (torch.optim, fused)"
-NATIVE_ADAM = "adam (native)"
+# One call for all parameters: torch.optim.Adam(fused=True), or the end of the generated step.
+ADAM = "adam (fused)"
 
 # What somebody does who knows that PyTorch's time goes into page faults of activations that were just mapped:
 # freed memory is kept by the process, and comes in huge pages.
@@ -47,11 +47,6 @@ class Variant:
     def tuned(self) -> bool:
         """Whether its environment is the expert's."""
         return bool(self.environment)
-
-    @property
-    def optimizer(self) -> str:
-        """Name of its optimizer, for rows."""
-        return NATIVE_ADAM if self.backend == GENERATED else FUSED_ADAM
 
     def columns(self, threads: int) -> dict[str, Any]:
         """The columns of a row that say who ran."""

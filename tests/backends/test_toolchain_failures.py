@@ -272,7 +272,8 @@ def test_damaged_objects_are_compiled_again(cache, damage):
 
 
 WORKER = """
-import ctypes, sys, time
+import ctypes, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started the tests in its background
 from meta500.backends.toolchain import compile_library, compile_text
 time.sleep(max(0.0, float(sys.argv[2]) - time.time()))
 if sys.argv[1] == "texts":
