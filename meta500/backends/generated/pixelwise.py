@@ -82,18 +82,22 @@ def is_total(stage: Stage) -> bool:
     return ROWS not in stage.write.axes
 
 
-def joined(stages: Sequence[Stage], program: Program, pictures: set[str]) -> list[Pixelwise | Stage]:
+def joined(
+    stages: Sequence[Stage], program: Program, pictures: set[str], images: set[str]
+) -> list[Pixelwise | Stage]:
     """Consecutive pixelwise stages as passes; the others as they are.
 
     Args:
         stages: of one region, without the axis of the images.
         program: whose stages they are.
         pictures: tensors with an image in their last two dimensions.
+        images: tensors with something of every image. Sums over the pixels of one image are finished with it,
+            and read then: they are no part of a pass, whose sums are added up when all images are through.
     """
     found: list[Pixelwise | Stage] = []
     begin = 0
     while begin < len(stages):
-        end = _run(stages, begin, pictures)
+        end = _run(stages, begin, pictures, images)
         if end - begin >= _FEWEST_STAGES:
             found.append(_pass(stages[begin:end], program, pictures))
             begin = end
@@ -103,7 +107,7 @@ def joined(stages: Sequence[Stage], program: Program, pictures: set[str]) -> lis
     return found
 
 
-def _run(stages: Sequence[Stage], begin: int, pictures: set[str]) -> int:
+def _run(stages: Sequence[Stage], begin: int, pictures: set[str], images: set[str]) -> int:
     """The end of the run of pixelwise stages that begins here."""
     first = pixels(stages[begin], pictures)
     if first is None:
@@ -117,6 +121,8 @@ def _run(stages: Sequence[Stage], begin: int, pictures: set[str]) -> int:
         others = math.prod(a.size for a in stage.axes if a not in here)
         statements += others
         if here[0].name not in stage.write.axes:
+            if stage.write.tensor in images:
+                return end
             totals += math.prod(a.size for a in stage.kept)
         if others > _MOST_POINTS or totals > _MOST_SUMS or statements > _MOST_STATEMENTS:
             return end

@@ -314,7 +314,7 @@ def _passes(region: Region, batch: Batch, program: Program) -> list[Pixelwise | 
         return list(region.stages)
     bare = [_of_one_image(stage, batch) for stage in region.stages]
     pictures = {n for n in batch.tensors if len(program.tensors[n].shape) >= 3}
-    return pixelwise.joined(bare, program, pictures)
+    return pixelwise.joined(bare, program, pictures, batch.tensors)
 
 
 def _of_one_image(stage: Stage, batch: Batch) -> Stage:

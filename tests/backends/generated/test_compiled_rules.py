@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import meta500
-from meta500.graph import load
+from meta500.graph import Builder, load, ops
 
 OPSET = 21
 Case = tuple[str, list[Any], dict[int, Any], dict[str, Any]]
@@ -170,3 +170,19 @@ def test_compiled_rules(cases) -> None:
         operator = outputs["y" + name[1:].split("_")[0]]
         wanted, gradient = (found[b][1][name] for b in ("numpy", "generated"))
         np.testing.assert_allclose(gradient, wanted, 1e-10, 1e-10, err_msg=f"{operator} {name}")
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (4, 2, 16, 16)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sums_over_the_pixels_of_an_image_are_finished_before_they_are_read(shape, threads):
+    """Mean and variance of instance normalization, which once were part of the pass that read them."""
+    rng = np.random.default_rng(0)
+    b = Builder("normalized")
+    x = b.input("x", np.float64, shape)
+    scale, shift = (b.parameter(n, rng.standard_normal(shape[1])) for n in ("scale", "shift"))
+    b.output(b.add(ops.InstanceNormalization, x, scale, shift, epsilon=1e-2, outputs=["y"]))
+    model, fed = b.build(), {"x": rng.standard_normal(shape)}
+    with meta500.network(model, backend="numpy") as net:
+        wanted = net.inference(fed)["y"]
+    with meta500.network(model, backend="generated", threads=threads) as net:
+        np.testing.assert_allclose(net.inference(fed)["y"], wanted, rtol=0, atol=1e-12)
