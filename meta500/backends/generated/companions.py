@@ -59,13 +59,21 @@ class Companion:
         )
 
 
-def joined(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels of a region, with sums over a factor joined to the sums of products that read it."""
+def joined(kernels: Sequence[Kernel], images: bool) -> list[Kernel]:
+    """The kernels of a region, with sums over a factor joined to the sums of products that read it.
+
+    Args:
+        kernels: in order.
+        images: every thread runs them on images of its own. Sums over all images, which have a merge, and
+            sums within one image, which have none, do not go together then.
+    """
     found = list(kernels)
     for kernel in kernels:
-        if _simple_sum(kernel.stage):
+        if not kernel.members and _simple_sum(kernel.stage):
             position = found.index(kernel)
             for other, host in enumerate(found):
+                if images and (host.merge is None) != (kernel.merge is None):
+                    continue
                 companion = _accompany(host, kernel, found[min(position, other) + 1 : max(position, other)])
                 if companion is not None:
                     found[other] = companion

@@ -236,7 +236,7 @@ def schedule(program: Program, options: Options) -> Schedule:
             else:
                 stage = stages[item.name]
                 step.kernels.append(_kernel(stage, region, batch, places, program, options, names))
-        step.kernels = companions.joined(step.kernels)
+        step.kernels = companions.joined(step.kernels, region.kind == IMAGES)
         _sweep(step, places, program, options)
         steps.append(step)
     partials = {

@@ -52,17 +52,20 @@ def layer(
     return load(helper.make_model(graph, opset_imports=opsets, ir_version=10)), fed
 
 
-def check(model: meta500.Model, fed: dict[str, np.ndarray], threads: int) -> Schedule:
-    """All gradients are those of the numpy backend; returns the schedule."""
+def check(
+    model: meta500.Model, fed: dict[str, np.ndarray], threads: int, wrt: list[str] | None = None
+) -> Schedule:
+    """The gradients, of all parameters or of ``wrt``, are those of the numpy backend; returns the schedule."""
     with meta500.network(model, backend="numpy", precision="float64") as net:
-        net.inference_and_backprop(fed, loss="loss")
-        wanted = {name: net.native(gradient) for name, gradient in net.gradient()}
+        net.inference_and_backprop(fed, loss="loss", wrt=wrt)
+        names = [f"grad/{name}" for name in wrt] if wrt else [name for name, _ in net.gradient()]
+        wanted = net.fetch_tensors(names)
     with meta500.network(model, backend="generated", precision="float64", threads=threads) as net:
         for _ in range(2):
-            net.inference_and_backprop(fed, loss="loss")
-        for name, gradient in net.gradient():
-            scale = np.abs(wanted[name]).max()
-            np.testing.assert_allclose(net.native(gradient), wanted[name], atol=1e-12 * scale, rtol=1e-10)
+            net.inference_and_backprop(fed, loss="loss", wrt=wrt)
+        for name, gradient, right in zip(names, net.fetch_tensors(names), wanted, strict=True):
+            scale = np.abs(right).max()
+            np.testing.assert_allclose(gradient, right, atol=1e-12 * scale, rtol=1e-10, err_msg=name)
         (executable,) = net._executables.values()
         return executable.schedule
 
@@ -170,3 +173,35 @@ def test_sums_per_image_are_no_private_copies() -> None:
     plan = check(model, fed, THREADS)
     duals = [k for step in plan.steps for k in step.kernels if isinstance(k.nest, Blocked)]
     assert any(k.nest.form == DUAL and k.merge is None for k in duals)
+
+
+@pytest.mark.parametrize("threads", sorted({1, THREADS}))
+@pytest.mark.parametrize("per_image", ["addend", "factor"])
+def test_sums_per_image_and_over_all_images_stay_apart(per_image: str, threads: int) -> None:
+    """What is added to every image has a gradient per image, what every image is multiplied with as well."""
+    n, c, size = 4, 3, 16
+    rng = np.random.default_rng(5)
+    stored = {"w": rng.standard_normal((c, c, 3, 3)), "b": rng.standard_normal((c, 1, 1))}
+    convolution = helper.make_node("Conv", ["x", "w"], ["a"], name="layer", pads=[1] * 4)
+    if per_image == "addend":  # Gradients: of v per image, of w over all.
+        layers = [convolution, helper.make_node("Add", ["a", "v"], ["y"])]
+        del stored["b"]
+    else:  # Gradients: of v per image, of b over all.
+        scaled = helper.make_node("Mul", ["a", "v"], ["scaled"])
+        layers = [convolution, scaled, helper.make_node("Add", ["scaled", "b"], ["y"])]
+    nodes = [
+        *layers,
+        helper.make_node("Relu", ["y"], ["z"]),
+        helper.make_node("Mul", ["z", "z"], ["square"]),
+        helper.make_node("ReduceSum", ["square"], ["loss"], keepdims=0),
+    ]
+    fed = {"x": rng.standard_normal((n, c, size, size)), "v": rng.standard_normal((n, c, 1, 1))}
+    graph = helper.make_graph(
+        nodes,
+        per_image,
+        [helper.make_tensor_value_info(name, 11, array.shape) for name, array in fed.items()],
+        [ValueInfoProto(name="loss")],
+        [numpy_helper.from_array(x, name) for name, x in stored.items()],
+    )
+    model = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10))
+    check(model, fed, threads, ["v", *stored])

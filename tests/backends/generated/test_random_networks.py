@@ -219,6 +219,33 @@ def join(s: Sketch, x: str) -> str | None:
     return s.add(ops.Concat, (x, other), shape=(n, c + s.shapes[other][1], h, w), axis=1)
 
 
+def mean_of_image(s: Sketch, x: str) -> str | None:
+    """A picture shifted or scaled by its own means, as attention over channels does."""
+    n, c, *_ = s.shapes[x]
+    mean = s.add(ops.GlobalAveragePool, x, shape=(n, c, 1, 1))
+    if s.coin():
+        mean = s.add(ops.Sigmoid, mean, shape=(n, c, 1, 1))
+    return s.add(s.one_of([ops.Add, ops.Mul, ops.Sub]), x, mean, shape=s.shapes[x])
+
+
+def factor_of_image(s: Sketch, x: str) -> str | None:
+    """A picture shifted or scaled by a number that is fed for every image (and channel)."""
+    n, c, *_ = s.shapes[x]
+    s.count += 1
+    shape = (n, s.one_of([1, c]), 1, 1)
+    factor = s.builder.input(f"factor{s.count}", np.float64, shape)
+    s.fed[factor] = s.rng.standard_normal(shape)
+    return s.add(s.one_of([ops.Add, ops.Mul]), x, factor, shape=s.shapes[x])
+
+
+def normalized_image(s: Sketch, x: str) -> str | None:
+    _, c, h, w = s.shapes[x]
+    if h * w < 6:
+        return None
+    scale, shift = s.parameter(c, positive=True), s.parameter(c)
+    return s.add(ops.InstanceNormalization, x, scale, shift, shape=s.shapes[x], epsilon=1e-2)
+
+
 class Seeded(Sketch):
     """A sketch that draws from its random numbers instead of from hypothesis."""
 
@@ -236,6 +263,12 @@ class Seeded(Sketch):
 STEPS = [
     convolution, convolution, same_convolution, same_convolution, transposed_convolution, doubling, pool, halving,
     activation, normalization, broadcast, join, join,
+]  # fmt: skip
+
+
+# With sums over the pixels of one image beside those over all images.
+PER_IMAGE = [
+    *STEPS, mean_of_image, mean_of_image, factor_of_image, factor_of_image, factor_of_image, normalized_image,
 ]  # fmt: skip
 
 
@@ -345,18 +378,24 @@ def unets(draw: Any) -> tuple[Any, dict[str, np.ndarray], str]:
 
 
 @st.composite
-def networks(draw: Any, steps: int = 6, batch: int = 0) -> tuple[Any, dict[str, np.ndarray], str]:
+def networks(
+    draw: Any, steps: int = 6, batch: int = 0, kinds: Any = STEPS
+) -> tuple[Any, dict[str, np.ndarray], str]:
     """A model with an output and a "loss", what to feed, and the network as text."""
     sketch = Sketch(draw, np.random.default_rng(draw(st.integers(0, 2**16))), Builder("random"))
-    return network(sketch, steps, batch)
+    return network(sketch, steps, batch, kinds)
 
 
-def seeded(seed: int, steps: int = 6, batch: int = 0) -> tuple[Any, dict[str, np.ndarray], str]:
+def seeded(
+    seed: int, steps: int = 6, batch: int = 0, kinds: Any = STEPS
+) -> tuple[Any, dict[str, np.ndarray], str]:
     """The random network number ``seed``."""
-    return network(Seeded(None, np.random.default_rng(seed), Builder("random")), steps, batch)
+    return network(Seeded(None, np.random.default_rng(seed), Builder("random")), steps, batch, kinds)
 
 
-def network(s: Sketch, steps: int, batch: int = 0) -> tuple[Any, dict[str, np.ndarray], str]:
+def network(
+    s: Sketch, steps: int, batch: int = 0, kinds: Any = STEPS
+) -> tuple[Any, dict[str, np.ndarray], str]:
     shape = (
         batch or s.pick(1, 5),
         s.pick(1, 4),
@@ -369,7 +408,7 @@ def network(s: Sketch, steps: int, batch: int = 0) -> tuple[Any, dict[str, np.nd
     s.text.append(f"x{list(shape)}")
     for _ in range(s.pick(1, steps)):
         source = x if s.pick(0, 5) else s.one_of([v for v, shape in s.shapes.items() if len(shape) == 4])
-        x = s.one_of(STEPS)(s, source) or x
+        x = s.one_of(kinds)(s, source) or x
     ending(s, x)
     return s.builder.build(), s.fed, "\n".join(s.text)
 
@@ -429,6 +468,24 @@ def test_random_networks(threads, drawn):
     model, fed, text = drawn
     note(text)
     check(model, fed, threads)
+
+
+@settings(max_examples=8, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(drawn=networks(steps=5, kinds=PER_IMAGE))
+def test_random_networks_with_sums_per_image(drawn):
+    model, fed, text = drawn
+    note(text)
+    check(model, fed, min(2, PROCESSORS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [0, 8])
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_many_random_networks_with_sums_per_image(batch, data):
+    model, fed, text = data.draw(networks(steps=8, batch=batch, kinds=PER_IMAGE))
+    note(text)
+    check(model, fed, min(2, PROCESSORS))
 
 
 @settings(max_examples=8, suppress_health_check=list(HealthCheck), derandomize=True)
