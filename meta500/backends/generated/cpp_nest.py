@@ -24,7 +24,7 @@ class Lines:
         self.lines.append("    " * self.depth + text if text else "")
 
     def open(self, text: str) -> None:
-        self.add(text + " {")
+        self.add(f"{text} {{".lstrip())
         self.depth += 1
 
     def loop(self, name: str, size: int | str, step: int | str = 1) -> None:
@@ -67,7 +67,7 @@ def _loops(out: Lines, axes: Sequence[Axis], split: Axis | None, guards: list[Gu
 
 def _map(out: Lines, nest: Nest, printer: Printer) -> None:
     stage = nest.stage
-    opened, bounds = _conditions(out, stage, nest.vector)
+    opened, bounds = _conditions(out, stage.guards, stage, nest.vector)
     _prefetched_rows(out, nest, printer)
     if nest.vector is not None:
         opened += _vector_loop(out, nest.vector, nest.split, bounds)
@@ -124,10 +124,12 @@ def _stored(value: str, stage: Stage, printer: Printer) -> str:
     return value if c_type == "real" else f"{c_type}({value})"
 
 
-def _conditions(out: Lines, stage: Stage, vector: Axis | None) -> tuple[int, list[Guard]]:
+def _conditions(
+    out: Lines, guards: Sequence[Guard], stage: Stage, vector: Axis | None
+) -> tuple[int, list[Guard]]:
     """Open an if for guards without the vectorised axis; return those that bound it."""
-    outside = [g for g in stage.guards if vector is None or vector.name not in g.index.axes]
-    bounds = [g for g in stage.guards if g not in outside]
+    outside = [g for g in guards if vector is None or vector.name not in g.index.axes]
+    bounds = [g for g in guards if g not in outside]
     if outside:
         out.open(f"if ({' && '.join(condition(g, stage.sizes) for g in outside)})")
     return len(outside[:1]), bounds
@@ -147,11 +149,12 @@ def _vector_loop(
             low = f"meta500::later({low}, meta500::quotient_up(({rest}) - {guard.high} + 1, {-step}))"
             high = f"meta500::sooner({high}, meta500::quotient_up(({rest}) - {guard.low} + 1, {-step}))"
     if bounds:
+        out.open("")
         out.add(f"const long {axis.name}_begin = {low}, {axis.name}_end = {high};")
         low, high = f"{axis.name}_begin", f"{axis.name}_end"
     out.add(f"#pragma omp simd{reduction}")
     out.open(f"for (long {axis.name} = {low}; {axis.name} < {high}; ++{axis.name})")
-    return 1
+    return 2 if bounds else 1
 
 
 def points(axes: Sequence[Axis]) -> Iterator[dict[str, Affine]]:
@@ -171,21 +174,35 @@ def _start(stage: Stage, printer: Printer, atomic: bool = False) -> str:
     return "real(-INFINITY)" if stage.combine == MAX else "real(0)"
 
 
+def _written_where(nest: Nest) -> list[Guard]:
+    """Guards of the element that is written, where a sum is added onto what is there.
+
+    Beyond them is another element, or none: it must not be written, not even with what it was.
+    """
+    stage = nest.stage
+    kept = {axis.name for axis in stage.kept}
+    adds = stage.onto or nest.private or nest.atomic
+    return [g for g in stage.guards if kept.issuperset(g.index.axes)] if adds else []
+
+
 def _row(out: Lines, nest: Nest, printer: Printer) -> None:
     stage, vector = nest.stage, nest.vector
     assert vector is not None
     j = vector.name
+    written = _written_where(nest)
+    wrapped, ends = _conditions(out, written, stage, vector)
     out.open("")
     out.add(f"alignas(64) real row[{vector.size}];")
     if stage.winner:
         out.add(f"alignas(64) std::int32_t winner[{vector.size}];")
-    _vector_loop(out, vector, None, [])
+    beginning = _vector_loop(out, vector, None, ends)
     out.add(f"row[{j}] = {_start(stage, printer, nest.atomic)};")
     if stage.winner:
         out.add(f"winner[{j}] = -1;")
-    out.close()
+    out.close(beginning)
     opened = _loops(out, nest.inner, nest.split, [])
-    conditions, bounds = _conditions(out, stage, vector)
+    inside = [g for g in stage.guards if g in ends or g not in written]
+    conditions, bounds = _conditions(out, inside, stage, vector)
     opened += conditions
     opened += _vector_loop(out, vector, None, bounds)
     printer.loaded.clear()
@@ -201,12 +218,11 @@ def _row(out: Lines, nest: Nest, printer: Printer) -> None:
     else:
         out.add(f"row[{j}] = meta500::maximum(row[{j}], {value});")
     out.close(opened)
-    _vector_loop(out, vector, None, [])
+    ending = _vector_loop(out, vector, None, ends)
     if nest.atomic:
         out.lines.pop(-2)  # atomic additions are no vector loop
     _finish(out, nest, printer, f"row[{j}]", f"winner[{j}]")
-    out.close()
-    out.close()
+    out.close(1 + ending + wrapped)
 
 
 def _finish(out: Lines, nest: Nest, printer: Printer, total: str, winner: str) -> None:
@@ -226,12 +242,15 @@ def _finish(out: Lines, nest: Nest, printer: Printer, total: str, winner: str) -
 
 def _dot(out: Lines, nest: Nest, printer: Printer) -> None:
     stage, vector = nest.stage, nest.vector
+    written = _written_where(nest)
+    wrapped, _ = _conditions(out, written, stage, None)
     out.open("")
     out.add(f"real total = {_start(stage, printer, nest.atomic)};")
     if stage.winner:
         out.add("std::int32_t winner = -1;")
     opened = _loops(out, nest.inner, nest.split, [])
-    conditions, bounds = _conditions(out, stage, vector)
+    inside = [g for g in stage.guards if g not in written]
+    conditions, bounds = _conditions(out, inside, stage, vector)
     opened += conditions
     printer.loaded.clear()
     if stage.combine == MAX:
@@ -261,7 +280,7 @@ def _dot(out: Lines, nest: Nest, printer: Printer) -> None:
         out.add(f"total += {printer.real(stage.value)};")
     out.close(opened)
     _finish(out, nest, printer, "total", "winner")
-    out.close()
+    out.close(1 + wrapped)
 
 
 def merge_body(

@@ -48,6 +48,18 @@ for word in sys.argv[3:]:
             builder.output(y)
             builder.output(builder.add(ops.ReduceMean, builder.add(ops.Mul, y, y), keepdims=0, outputs=["loss"]))
             networks.check(builder.build(), {"x": rng.standard_normal((threads, 1, width, width))}, threads)
+    elif word in ("reduction", "atomics"):
+        # Additions to where a window went: some of its taps were beyond the edge of the caller's array.
+        rng = np.random.default_rng(0)
+        for images in (1, threads):
+            builder = Builder("scattered")
+            x = builder.input("x", np.float64, (images, 1, 3, 9))
+            weight = builder.parameter("p", rng.standard_normal((2, 1, 3, 3)))
+            y = builder.add(ops.Conv, x, weight, None, kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+            builder.output(y)
+            builder.output(builder.add(ops.ReduceMean, builder.add(ops.Mul, y, y), keepdims=0, outputs=["loss"]))
+            fed = {"x": rng.standard_normal((images, 1, 3, 9))}
+            networks.check(builder.build(), fed, threads, adjoint=word)
     else:
         model, fed, text = networks.seeded(int(word))
         networks.check(model, fed, threads)
@@ -108,6 +120,11 @@ def test_a_small_unet_and_a_random_network(tmp_path):
 
 def test_windows_with_steps_of_two_end_where_the_array_ends(tmp_path):
     clean(tmp_path, THREADS, "strided")
+
+
+@pytest.mark.parametrize("adjoint", ["reduction", "atomics"])
+def test_scattered_additions_stay_inside_of_the_array(tmp_path, adjoint):
+    clean(tmp_path, THREADS, adjoint)
 
 
 @pytest.mark.parametrize(
