@@ -131,15 +131,10 @@ def blocked(
     private: bool,
 ) -> Blocked | None:
     """The blocking of a stage, None where it is no such sum of products."""
-    factors = _product(stage)
-    if factors is None or stage.guards or rows_axis is None or stage.winner is not None:
-        return None
-    if any(places[x.access.tensor].c_type != "real" for x in stage.loads()):
-        return None
     sizes = {a.name: a for a in stage.axes}
-    if rows_axis not in sizes:
+    if rows_axis is None or rows_axis not in sizes:
         return None
-    for first, second in (factors, factors[::-1]):
+    for first, second in _factors(stage, places):
         found = _stencil(stage, first, second, places, sizes[rows_axis], lanes, least, registers, private)
         found = found or _dual(
             stage, first, second, places, sizes[rows_axis], lanes, least, registers, private
@@ -162,12 +157,7 @@ def batch_last(
     vectors as there are pixels missing; gradients of weights as in rows. Threads share the
     results, or the pixels of a row where there is a single result.
     """
-    factors = _product(stage)
-    if factors is None or stage.guards or stage.winner is not None:
-        return None
-    if any(places[x.access.tensor].c_type != "real" for x in stage.loads()):
-        return None
-    for first, second in (factors, factors[::-1]):
+    for first, second in _factors(stage, places):
         for form in (_stencil, _dual):
             walk = _walk(stage, stage.write if form is _stencil else first.access)
             if walk is None:
@@ -189,13 +179,10 @@ def matrix(
     Vectors go along what the result and one factor have contiguous, or along the sum where both factors have.
     Threads share the other axis of the result, or the first one of many products.
     """
-    factors = _product(stage)
-    if factors is None or not stage.reduced or stage.guards or stage.winner is not None:
-        return None
-    if any(places[x.access.tensor].c_type != "real" for x in stage.loads()):
+    if not stage.reduced:
         return None
     for form in (_stencil, _dual):
-        for first, second in (factors, factors[::-1]):
+        for first, second in _factors(stage, places):
             # Without pictures nothing shifts a window, whatever shares an index in packed parameters.
             found = form(
                 stage,
@@ -225,14 +212,19 @@ def _walk(stage: Stage, picture: Access) -> tuple[Axis, Axis, frozenset[str]] | 
     return axes[picture.indices[0].axes[0]], next(iter(inside), _SINGLE), frozenset(moved)
 
 
-def _product(stage: Stage) -> tuple[Load, Load] | None:
+def _factors(stage: Stage, places: Mapping[str, Place]) -> list[tuple[Load, Load]]:
+    """The factors of an unguarded sum of products of real numbers, in both orders; none of other stages."""
     value = stage.value
     if stage.combine != SUM or not isinstance(value, Apply) or value.function != "mul":
-        return None
+        return []
+    if stage.guards or stage.winner is not None:
+        return []
+    if any(places[x.access.tensor].c_type != "real" for x in stage.loads()):
+        return []
     first, second = value.arguments
     if isinstance(first, Load) and isinstance(second, Load) and first != second:
-        return first, second
-    return None
+        return [(first, second), (second, first)]
+    return []
 
 
 def steps(access: Access, places: Mapping[str, Place]) -> dict[str, int]:

@@ -28,17 +28,17 @@ def with_copies(program: Program) -> Program:
     handed = dict.fromkeys(
         [*program.outputs.values(), *program.gradients.values(), *program.updates.values()]
     )
-    renamed: dict[str, str] = {}
+    copied: dict[str, str] = {}
     for name in handed:
         tensor = program.tensors[name]
         if tensor.role in (INPUT, PARAMETER, CONSTANT) or any(
             _reads_past_edge(s, name) for s in program.stages
         ):
-            renamed[name] = _copied_out(program, name)
+            copied[name] = _copied_out(program, name)
     for pairs in (program.outputs, program.gradients, program.updates):
         for key, name in list(pairs.items()):
-            if name in renamed:
-                pairs[key] = renamed[name]
+            if name in copied:
+                pairs[key] = copied[name]
     return program
 
 

@@ -74,6 +74,16 @@ class Options:
         """Numbers in one vector."""
         return self.vector_bytes // self.real_bytes
 
+    @property
+    def half_vector(self) -> int:
+        """Numbers in half a vector, at least one."""
+        return max(self.lanes // 2, 1)
+
+    @property
+    def narrowest(self) -> int:
+        """Numbers in the narrowest vector."""
+        return contraction.NARROWEST // self.real_bytes
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -217,8 +227,7 @@ def schedule(program: Program, options: Options) -> Schedule:
         UserError: a tensor with more elements than addresses can count.
     """
     # Half a vector is no loss on many processors, and more than short rows fill.
-    shortest = max(options.lanes // 2, contraction.NARROWEST // options.real_bytes)
-    program, last = with_batch_last(program, shortest)
+    program, last = with_batch_last(program, max(options.half_vector, options.narrowest))
     program = with_copies(program)
     batch = replace(find_batch(program), last=last)
     regions = _regions(program, batch, options)
@@ -354,9 +363,7 @@ def _kernel(
         stage = _of_one_image(stage, batch)
     name = _identifier(stage.name, names)
     if not batch.last.isdisjoint((*stage.reads(), *stage.writes())):
-        fast = contraction.batch_last(
-            stage, places, options.lanes, max(options.lanes // 2, 1), options.registers
-        )
+        fast = contraction.batch_last(stage, places, options.lanes, options.half_vector, options.registers)
         if fast is not None and fast.sums_over_parts and options.threads > 1:
             return Kernel(name, replace(fast, private=True), _merge(stage, program))
         if fast is not None:
@@ -369,7 +376,7 @@ def _kernel(
         places,
         rows_axis,
         options.lanes,
-        contraction.NARROWEST // options.real_bytes,
+        options.narrowest,
         options.registers,
         private,
     )
@@ -385,9 +392,7 @@ def _kernel(
         chosen = _winograd(fast, places, program, options)
         return Kernel(name, chosen, _merge(stage, program) if private else None)
     if region.kind == WHOLE and not private:
-        product = contraction.matrix(
-            stage, places, options.lanes, contraction.NARROWEST // options.real_bytes, options.registers
-        )
+        product = contraction.matrix(stage, places, options.lanes, options.narrowest, options.registers)
         if product is not None:
             return Kernel(name, product)
     scattered = (

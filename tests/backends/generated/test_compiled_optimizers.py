@@ -63,31 +63,28 @@ def parameters(net: Any) -> dict[str, np.ndarray]:
     return dict(zip(net.get_params(), net.fetch_tensors(net.get_params()), strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_steps_are_those_of_the_reference(net, name):
-    cls, options = CASES[name]
+def compare(net: Any, name: str, case: tuple[Any, dict[str, Any]], steps: int, rtol: float) -> None:
+    """Losses and parameters after every step of the native optimizer are those of the reference."""
+    cls, options = case
     native = net.native_optimizer(name, **options)
     with meta500.network(model(), backend="numpy") as other:
         reference = cls(other, **options)
-        for batch in batches(20):
+        for batch in batches(steps):
             found, wanted = native.train(batch)["loss"], reference.train(batch)["loss"]
-            np.testing.assert_allclose(found, wanted, rtol=1e-11)
+            np.testing.assert_allclose(found, wanted, rtol=rtol)
             for parameter, value in parameters(other).items():
-                np.testing.assert_allclose(parameters(net)[parameter], value, rtol=1e-10, atol=1e-13)
+                np.testing.assert_allclose(parameters(net)[parameter], value, rtol=rtol, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_those_of_the_reference(net, name):
+    compare(net, name, CASES[name], steps=20, rtol=1e-11)
 
 
 @pytest.mark.parametrize("name", DECAYED)
 def test_weight_decay_is_that_of_the_reference(net, name):
     """To 1e-12, with a rate of its own for every step; a parameter without gradient shrinks all the same."""
-    cls, options = DECAYED[name]
-    native = net.native_optimizer(name, **options)
-    with meta500.network(model(), backend="numpy") as other:
-        reference = cls(other, **options)
-        for batch in batches(10):
-            found, wanted = native.train(batch)["loss"], reference.train(batch)["loss"]
-            np.testing.assert_allclose(found, wanted, rtol=1e-12)
-            for parameter, value in parameters(other).items():
-                np.testing.assert_allclose(parameters(net)[parameter], value, rtol=1e-12, atol=1e-14)
+    compare(net, name, DECAYED[name], steps=10, rtol=1e-12)
     assert (parameters(net)["idle"] < 0.9).all()
 
 
