@@ -362,24 +362,59 @@ def _kernel(
         private = batch.kinds[stage.name] == REDUCING
         stage = _of_one_image(stage, batch)
     name = _identifier(stage.name, names)
-    if not batch.last.isdisjoint((*stage.reads(), *stage.writes())):
-        fast = contraction.batch_last(stage, places, options.lanes, options.half_vector, options.registers)
+    last = not batch.last.isdisjoint((*stage.reads(), *stage.writes()))
+    rows_axis = _axis_of(stage, 1 if last else 2)
+    # Blocks keep their results in registers: two of them must not be the same element.
+    scatters = conflict(stage, program.tensors[stage.write.tensor].shape) is not None
+    if not scatters:
+        kernel = _in_blocks(name, stage, private, region, last, rows_axis, places, program, options)
+        if kernel is not None:
+            return kernel
+    shared = scatters and region.kind == WHOLE and options.threads > 1
+    if shared and stage.method != ATOMICS:
+        private = True
+    nest: Nest = nests.plan(_bare(stage) if private else stage, places, private, rows_axis)
+    if region.kind == WHOLE and not private and _needs_private(nest, options):
+        private = True
+        nest = nests.plan(_bare(stage), places, True, rows_axis)
+    if shared and not private:
+        nest = replace(nest, atomic=True)
+    return Kernel(name, nest, _merge(stage, program) if private else None)
+
+
+def _in_blocks(
+    name: str,
+    stage: Stage,
+    private: bool,
+    region: Region,
+    last: bool,
+    rows_axis: str | None,
+    places: Mapping[str, Place],
+    program: Program,
+    options: Options,
+) -> Kernel | None:
+    """The kernel of a sum of products in register blocks; None where it is none.
+
+    Args:
+        name: of the kernel.
+        stage: as the region runs it.
+        private: whether it sums over the images of a thread.
+        region: in which it runs.
+        last: whether its images lie side by side.
+        rows_axis: the axis of its rows.
+        places: of all tensors.
+        program: what is computed.
+        options: for whom.
+    """
+    lanes, registers = options.lanes, options.registers
+    if last:
+        fast = contraction.batch_last(stage, places, lanes, options.half_vector, registers)
         if fast is not None and fast.sums_over_parts and options.threads > 1:
             return Kernel(name, replace(fast, private=True), _merge(stage, program))
         if fast is not None:
             return Kernel(name, fast)
-        rows_axis = _axis_of(stage, 1)
-    else:
-        rows_axis = _axis_of(stage, 2)
-    fast = contraction.blocked(
-        _bare(stage) if private else stage,
-        places,
-        rows_axis,
-        options.lanes,
-        options.narrowest,
-        options.registers,
-        private,
-    )
+    bare = _bare(stage) if private else stage
+    fast = contraction.blocked(bare, places, rows_axis, lanes, options.narrowest, registers, private)
     if fast is not None and fast.form == contraction.DUAL and (private or region.kind == WHOLE):
         merge = _merge(stage, program)
         if options.winograd and options.real == "float" and merge == stage:

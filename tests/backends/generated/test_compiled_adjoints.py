@@ -65,6 +65,23 @@ def test_methods_agree(batch, threads):
             )
 
 
+@pytest.mark.parametrize(("batch", "threads"), [(1, FEW), (2 * FEW, FEW)])
+@pytest.mark.parametrize("window", [(2, 1), (3, 3)])
+def test_methods_agree_on_windows_without_padding(window, batch, threads):
+    """Without guards neighbouring windows add to the same elements as well."""
+    rng = np.random.default_rng(6)
+    b = Builder("unpadded")
+    x = b.input("x", "float64", (batch, 2, 12, 24))
+    y = b.add(ops.Conv, x, b.parameter("w", rng.standard_normal((3, 2, *window))))
+    b.output(b.add(ops.ReduceSum, b.add(ops.Mul, y, y), keepdims=0, outputs=["loss"]))
+    model, fed = b.build(), {"x": rng.standard_normal((batch, 2, 12, 24))}
+    wanted = gradients(model, fed, backend="numpy")
+    for method in METHODS:
+        found = gradients(model, fed, backend="generated", threads=threads, adjoint=method)
+        for name, value in wanted.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-11, err_msg=f"{method} {name}")
+
+
 @pytest.mark.parametrize("method", ["gather", "reduction"])
 def test_without_atomics_every_run_is_the_same(method):
     model = colliding(3, "float32")
