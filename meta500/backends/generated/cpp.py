@@ -262,6 +262,12 @@ def _pointer(place: Place, batched: bool, tensor: str, schedule: Schedule, image
 def _sweep(out: Lines, step: Step, sweep: Sweep, schedule: Schedule) -> None:
     """The kernels of a sweep for one image, band by band."""
     kernels = step.kernels[sweep.first : sweep.last + 1]
+    for name in sweep.cleared:
+        place, (_, channels, height, width) = schedule.places[name], schedule.program.tensors[name].shape
+        lines = (place.rolling or height) * channels
+        base = f"reinterpret_cast<{place.c_type}*>(own + {place.offset})"
+        given = f"{base}, {place.size}L, {place.origin}L, {lines}L, {width}L, {place.strides[1]}L"
+        out.add(f"meta500::clear_around({given});  // {name}")
     if sweep.bounds is None:
         for kernel in kernels:
             out.add(_call(kernel, schedule, True))

@@ -1,7 +1,7 @@
 """The memory plan: tensors whose lives do not overlap take turns in the same memory.
 
-Memory is cleared once, when it is allocated. The zeros around a tensor must survive, hence only tensors of
-the same geometry share a slot; those without such zeros share with any other of these.
+Memory is cleared once, when it is allocated. The zeros around a tensor survive while only tensors of the same
+geometry take turns there. Where others do as well, the zeros are written again whenever its life begins.
 """
 
 from __future__ import annotations
@@ -16,14 +16,28 @@ ALIGNMENT = 64
 SIZES = {"std::int32_t": 4, "std::int64_t": 8, "std::uint8_t": 1}
 
 
-@dataclass
-class Slot:
-    """A piece of an arena and until when it is taken."""
+@dataclass(frozen=True)
+class Arena:
+    """A piece of memory with all that lives in it.
 
-    geometry: object
+    Attributes:
+        places: with offsets in bytes.
+        bytes: its size.
+        cleared: tensors whose surrounding zeros must be written when their lives begin.
+    """
+
+    places: dict[str, Place]
     bytes: int
-    offset: int
-    busy_until: Any
+    cleared: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A place at its offset."""
+
+    place: Place
+    begin: int
+    end: int
 
 
 def element_bytes(place: Place, real_bytes: int) -> int:
@@ -32,38 +46,72 @@ def element_bytes(place: Place, real_bytes: int) -> int:
 
 
 def arrange(
-    places: Sequence[Place], lives: Mapping[str, tuple[Any, Any]], real_bytes: int
-) -> tuple[dict[str, Place], int]:
+    places: Sequence[Place], lives: Mapping[str, tuple[Any, Any]], real_bytes: int, clearing: bool = False
+) -> Arena:
     """Offsets for places of one arena.
+
+    Every place goes into the smallest gap between those that live at the same time: the largest places first,
+    or the earliest ones. The smaller result counts.
 
     Args:
         places: to be arranged.
         lives: for every tensor, the first and last moment at which it is used.
         real_bytes: of the program's floating-point type.
-
-    Returns:
-        The places with offsets (in bytes), and the size of the arena in bytes.
+        clearing: whether zeros around a tensor may be written again.
     """
-    slots: list[Slot] = []
-    total = 0
-    found: dict[str, Place] = {}
-    for place in sorted(places, key=lambda p: (lives[p.tensor][0], -p.size)):
+    sizes = {p.tensor: -(-p.size * element_bytes(p, real_bytes) // ALIGNMENT) * ALIGNMENT for p in places}
+    largest = sorted(places, key=lambda p: (-sizes[p.tensor], lives[p.tensor][0]))
+    earliest = sorted(places, key=lambda p: (lives[p.tensor][0], -sizes[p.tensor]))
+    plans = [_placed(order, lives, sizes, clearing) for order in (earliest, largest)]
+    blocks = min(plans, key=lambda blocks: max((b.end for b in blocks), default=0))
+    found = {b.place.tensor: replace(b.place, offset=b.begin) for b in blocks}
+    cleared = frozenset(
+        a.place.tensor
+        for a in blocks
+        if a.place.halo.any
+        and any(a.begin < b.end and b.begin < a.end and not _twins(a, b.place, b.begin) for b in blocks)
+    )
+    assert clearing or not cleared
+    return Arena(found, max((b.end for b in blocks), default=0), cleared)
+
+
+def _placed(
+    order: Sequence[Place], lives: Mapping[str, tuple[Any, Any]], sizes: Mapping[str, int], clearing: bool
+) -> list[_Block]:
+    done: list[_Block] = []
+    for place in order:
+        size = sizes[place.tensor]
         begin, end = lives[place.tensor]
-        size = -(-place.size * element_bytes(place, real_bytes) // ALIGNMENT) * ALIGNMENT
-        geometry: object = place.geometry if place.halo.any else None
-        free = [
-            s
-            for s in slots
-            if s.geometry == geometry
-            and s.busy_until < begin
-            and (s.bytes >= size if geometry is None else True)
+        alive = [b for b in done if lives[b.place.tensor][0] <= end and begin <= lives[b.place.tensor][1]]
+        apart = alive if clearing else [b for b in done if b in alive or _with_zeros(b.place, place)]
+        # The memory of a tensor of the same geometry has the zeros already.
+        twins = [
+            b.begin
+            for b in done
+            if _twins(b, place, b.begin)
+            and not any(b.begin < a.end and a.begin < b.begin + size for a in alive)
         ]
-        if free:
-            slot = min(free, key=lambda s: s.bytes)
-            slot.busy_until = end
-        else:
-            slot = Slot(geometry, size, total, end)
-            slots.append(slot)
-            total += size
-        found[place.tensor] = replace(place, offset=slot.offset)
-    return found, total
+        at = min(twins) if twins and place.halo.any else _gap(apart, size)
+        done.append(_Block(place, at, at + size))
+    return done
+
+
+def _with_zeros(one: Place, other: Place) -> bool:
+    return one.halo.any or other.halo.any
+
+
+def _twins(block: _Block, place: Place, begin: int) -> bool:
+    """Whether two places at the same offset have their zeros at the same places."""
+    return block.begin == begin and block.place.geometry == place.geometry
+
+
+def _gap(blocks: Sequence[_Block], size: int) -> int:
+    """The beginning of the smallest gap that is large enough, or the end of all blocks."""
+    best: tuple[int, int] | None = None
+    reached = 0
+    for block in sorted(blocks, key=lambda b: b.begin):
+        room = block.begin - reached
+        if room >= size and (best is None or room < best[0]):
+            best = (room, reached)
+        reached = max(reached, block.end)
+    return best[1] if best is not None else reached

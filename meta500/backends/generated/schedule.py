@@ -205,11 +205,12 @@ class Schedule:
             yield ""
             kind = "every thread its own images" if step.kind == IMAGES else "all threads together"
             yield f"region {number}: {kind}"
-            swept = {s.first: s for s in step.sweeps if s.bounds is not None}
+            swept = {s.first: s for s in step.sweeps}
             for position, kernel in enumerate(step.kernels):
-                if position in swept:
-                    sweep = swept[position]
-                    assert sweep.bounds is not None
+                sweep = swept.get(position)
+                if sweep is not None and sweep.cleared:
+                    yield f"  zeros around {', '.join(sweep.cleared)}"
+                if sweep is not None and sweep.bounds is not None:
                     count = sweep.last - sweep.first + 1
                     yield f"  sweep of the next {count} kernels in {len(sweep.bounds) - 1} bands of rows"
                 yield f"  {kernel.name}: {kernel.nest}"
@@ -418,7 +419,7 @@ def _in_blocks(
     if fast is not None and fast.form == contraction.DUAL and (private or region.kind == WHOLE):
         merge = _merge(stage, program)
         if options.winograd and options.real == "float" and merge == stage:
-            quick = winograd_gradient(fast, places, options.lanes, options.registers)
+            quick = winograd_gradient(fast, places, lanes, registers)
             if quick is not None:
                 return Kernel(name, quick, merge)
         if options.threads > 1:
@@ -427,23 +428,10 @@ def _in_blocks(
         chosen = _winograd(fast, places, program, options)
         return Kernel(name, chosen, _merge(stage, program) if private else None)
     if region.kind == WHOLE and not private:
-        product = contraction.matrix(stage, places, options.lanes, options.narrowest, options.registers)
+        product = contraction.matrix(stage, places, lanes, options.narrowest, registers)
         if product is not None:
             return Kernel(name, product)
-    scattered = (
-        region.kind == WHOLE
-        and options.threads > 1
-        and conflict(stage, program.tensors[stage.write.tensor].shape) is not None
-    )
-    if scattered and stage.method != ATOMICS:
-        private = True
-    nest: Nest = nests.plan(_bare(stage) if private else stage, places, private, rows_axis)
-    if region.kind == WHOLE and not private and _needs_private(nest, options):
-        private = True
-        nest = nests.plan(_bare(stage), places, True, rows_axis)
-    if scattered and not private:
-        nest = replace(nest, atomic=True)
-    return Kernel(name, nest, _merge(stage, program) if private else None)
+    return None
 
 
 def _winograd(
@@ -579,6 +567,8 @@ def _arrange(result: Schedule) -> None:
     moments: dict[str, list[int]] = {}
     # Tensors of all threads are alive during whole regions of images: every thread is elsewhere in them.
     shared: dict[str, list[tuple[int, int]]] = {}
+    # The sweep of every moment, as region and position.
+    sweep_at: dict[int, tuple[int, int]] = {}
     time = 0
     for number, step in enumerate(result.steps):
         sweep_of = {p: i for i, s in enumerate(step.sweeps) for p in range(s.first, s.last + 1)}
@@ -586,6 +576,7 @@ def _arrange(result: Schedule) -> None:
         for position, kernel in enumerate(step.kernels):
             # All tensors of a sweep are alive together.
             time = start + sweep_of[position] + 1
+            sweep_at[time] = (number, sweep_of[position])
             stages = [kernel.stage] + [one.merge or one.stage for one in kernel.parts]
             for stage in stages:
                 for name in (*stage.reads(), *stage.writes()):
@@ -604,16 +595,22 @@ def _arrange(result: Schedule) -> None:
     real_bytes = result.options.real_bytes
     for name in result.program.faults:
         shared_lives[name] = ((0, 0), (_END, _END))
-    found, result.shared_bytes = memory.arrange(kinds[SHARED], shared_lives, real_bytes)
-    result.places.update(found)
+    arena = memory.arrange(kinds[SHARED], shared_lives, real_bytes)
+    result.places.update(arena.places)
+    result.shared_bytes = arena.bytes
     for kernel in (k for s in result.steps for k in s.kernels if k.prepared):
         result.prepared[kernel.name] = result.shared_bytes
         result.shared_bytes += -(-kernel.prepared * real_bytes // memory.ALIGNMENT) * memory.ALIGNMENT
-    found, result.own_bytes = memory.arrange(kinds[OWN], own_lives, real_bytes)
-    result.places.update(found)
-    result.scratch = result.own_bytes
-    result.own_bytes += max((k.scratch for s in result.steps for k in s.kernels), default=0) * real_bytes
+    arena = memory.arrange(kinds[OWN], own_lives, real_bytes, clearing=True)
+    result.places.update(arena.places)
+    for name in sorted(arena.cleared):
+        number, at = sweep_at[own_lives[name][0]]
+        sweep = result.steps[number].sweeps[at]
+        result.steps[number].sweeps[at] = replace(sweep, cleared=(*sweep.cleared, name))
+    scratch = max((k.scratch for s in result.steps for k in s.kernels), default=0)
+    result.scratch, result.own_bytes = arena.bytes, arena.bytes + scratch * real_bytes
     lives = {name: (0, 0) for name in result.partials}
     partials = [replace(place, tensor=name) for name, place in result.partials.items()]
-    found, result.partial_bytes = memory.arrange(partials, lives, real_bytes)
-    result.partials = {n: replace(p, tensor=result.partials[n].tensor) for n, p in found.items()}
+    arena = memory.arrange(partials, lives, real_bytes)
+    result.partial_bytes = arena.bytes
+    result.partials = {n: replace(p, tensor=result.partials[n].tensor) for n, p in arena.places.items()}

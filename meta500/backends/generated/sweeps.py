@@ -51,12 +51,14 @@ class Sweep:
         bounds: for every band, and one more, the row where each kernel begins; None for a single kernel that
             runs as a whole.
         rolling: tensors of which only some rows are stored.
+        cleared: tensors whose surrounding zeros are written before it begins.
     """
 
     first: int
     last: int
     bounds: tuple[tuple[int, ...], ...] | None = None
     rolling: tuple[Rolling, ...] = ()
+    cleared: tuple[str, ...] = ()
 
 
 def sweeps(

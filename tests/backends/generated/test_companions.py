@@ -58,7 +58,7 @@ def check(
     """The gradients, of all parameters or of ``wrt``, are those of the numpy backend; returns the schedule."""
     with meta500.network(model, backend="numpy", precision="float64") as net:
         net.inference_and_backprop(fed, loss="loss", wrt=wrt)
-        names = [f"grad/{name}" for name in wrt] if wrt else [name for name, _ in net.gradient()]
+        names = [f"grad/{n}" for n in wrt] if wrt else [gradient for _, gradient in net.gradient()]
         wanted = net.fetch_tensors(names)
     with meta500.network(model, backend="generated", precision="float64", threads=threads) as net:
         for _ in range(2):

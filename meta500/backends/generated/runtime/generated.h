@@ -55,6 +55,14 @@ inline int team() { return 1; }
 inline void wait() {}
 #endif
 
+/* Zeros around `rows` rows of `width` elements, `pitch` apart from `origin` on, in a storage of `size` elements. */
+template <typename T> void clear_around(T *storage, long size, long origin, long rows, long width, long pitch) {
+    std::memset(storage, 0, origin * sizeof(T));
+    T *end = storage + origin + width;
+    for (long row = 1; row < rows; ++row, end += pitch) std::memset(end, 0, (pitch - width) * sizeof(T));
+    std::memset(end, 0, (storage + size - end) * sizeof(T));
+}
+
 /* Some consecutive rows of a tensor, in a buffer that rolls along with a sweep. Rows before the first and after
    the last one of the tensor are zeros. */
 template <typename T> class Rolling {
