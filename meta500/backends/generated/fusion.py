@@ -163,6 +163,8 @@ def _moved_into(program: Program, copy: Stage, kept: set[str]) -> bool:
     whole = replace(copy, write=source)
     if not covers([whole], shape) or _inverse(source, source.indices) is None:
         return False
+    if not set(copy.write.axes) <= set(source.axes):
+        return False  # its elements are copied to several places
     pieces = [s for s in program.stages if target in s.writes()]
     if not all(_is_copy(piece) for piece in pieces) and not all(
         piece.combine == SET or not piece.onto for piece in pieces
