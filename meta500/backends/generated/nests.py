@@ -187,7 +187,8 @@ def _score(axis: Axis, stage: Stage, places: Mapping[str, Place]) -> float:
         score += 1.0 if step == 1 else 0.5 if step == 2 else 0.0 if step == 0 else -1.0
     if axis.size < 8:
         score -= 1.0
-    return score / len(accesses)
+    # A constant that is summed up reads nothing.
+    return score / max(len(accesses), 1)
 
 
 def _ordered(axes: list[Axis], stage: Stage, places: Mapping[str, Place]) -> tuple[Axis, ...]:
