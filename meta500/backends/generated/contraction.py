@@ -213,13 +213,17 @@ def _walk(stage: Stage, picture: Access) -> tuple[Axis, Axis, frozenset[str]] | 
 
 
 def _factors(stage: Stage, places: Mapping[str, Place]) -> list[tuple[Load, Load]]:
-    """The factors of an unguarded sum of products of real numbers, in both orders; none of other stages."""
+    """The factors of an unguarded sum of products of real numbers, in both orders; none of other stages.
+
+    What the sum becomes may be a flag, as in Conv, then Less: that is no real number either.
+    """
     value = stage.value
     if stage.combine != SUM or not isinstance(value, Apply) or value.function != "mul":
         return []
     if stage.guards or stage.winner is not None:
         return []
-    if any(places[x.access.tensor].c_type != "real" for x in stage.loads()):
+    touched = [stage.write, *(x.access for x in stage.loads())]
+    if any(places[access.tensor].c_type != "real" for access in touched):
         return []
     first, second = value.arguments
     if isinstance(first, Load) and isinstance(second, Load) and first != second:

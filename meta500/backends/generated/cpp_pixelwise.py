@@ -130,15 +130,16 @@ class _Writer:
             return self.printer.vector_value(expr, result, {})
         return self.printer.real(expr, result)
 
-    def assign(self, access: Access, value: str, store: bool) -> None:
+    def assign(self, access: Access, value: str, stored: bool) -> None:
         """Give an element a value; later statements use it from its variable."""
         name = self.new("v")
         self.out.add(f"const {self.type} {name} = {value};")
-        if store:
+        if stored:
             place = self.printer.places[access.tensor]
             target = f"{self.printer.names[access.tensor]} + {index(place.address(access))}"
-            if self.vectors and place.c_type == "real":
-                self.out.add(f"meta500::store({target}, {name});")
+            if self.vectors:
+                store = "store" if place.c_type == "real" else "store_converted"
+                self.out.add(f"meta500::{store}({target}, {name});")
             else:
                 self.out.add(f"*({target}) = {name};")
         self.printer.loaded[access] = name

@@ -69,7 +69,17 @@ class MixedSeeded(Mixed, networks.Seeded):
     """Draws from its random numbers."""
 
 
-COPIES = (ops.Expand, ops.Tile, ops.Resize, ops.Gather, ops.Pad, ops.Where, ops.Trilu, ops.Clip, ops.HardSigmoid)
+COPIES = (
+    ops.Expand,
+    ops.Tile,
+    ops.Resize,
+    ops.Gather,
+    ops.Pad,
+    ops.Where,
+    ops.Trilu,
+    ops.Clip,
+    ops.HardSigmoid,
+)
 
 
 def integers(s: Any, *values: int) -> str:
@@ -246,7 +256,9 @@ def parts(s: Any, x: str) -> str | None:
         cuts.add(s.pick(1, shape[axis] - 1))
     edges = [0, *sorted(cuts), shape[axis]]
     lengths = [b - a for a, b in zip(edges, edges[1:], strict=False)]
-    names = s.builder.add(ops.Split, x, integers(s, *lengths), outputs=count, axis=normal(axis, len(shape), s))
+    names = s.builder.add(
+        ops.Split, x, integers(s, *lengths), outputs=count, axis=normal(axis, len(shape), s)
+    )
     for name, length in zip(names, lengths, strict=True):
         s.shapes[name] = (*shape[:axis], length, *shape[axis + 1 :])
         if x in s.tied:
@@ -409,7 +421,9 @@ def matmul(s: Any, x: str) -> str | None:
     full = np.broadcast_shapes(lead, some)
     if kind == "left":
         return str(s.add(ops.MatMul, s.parameter(*some, size, rows), x, shape=(*full, size, depth)))
-    weight = s.add(ops.Mul, s.parameter(*some, depth, size), number(s, depth**-0.5), shape=(*some, depth, size))
+    weight = s.add(
+        ops.Mul, s.parameter(*some, depth, size), number(s, depth**-0.5), shape=(*some, depth, size)
+    )
     return str(s.add(ops.MatMul, x, weight, shape=(*full, rows, size)))
 
 
@@ -558,7 +572,16 @@ def standardization(s: Any, x: str) -> str | None:
         if kind == "layer":
             shift = s.parameter(*shape[axis:]) if s.coin() else None
             return str(
-                s.add(ops.LayerNormalization, x, scale, shift, shape=shape, axis=axis, epsilon=1e-2, outputs=s.pick(1, 3))
+                s.add(
+                    ops.LayerNormalization,
+                    x,
+                    scale,
+                    shift,
+                    shape=shape,
+                    axis=axis,
+                    epsilon=1e-2,
+                    outputs=s.pick(1, 3),
+                )
             )
         if s.builder.opset < 23:
             return None
@@ -699,18 +722,184 @@ def triangle(s: Any, x: str) -> str | None:
     return str(s.add(ops.Trilu, x, k, shape=s.shapes[x], upper=s.pick(0, 1)))
 
 
+# -- blocks of well-known networks ----------------------------------------------------------------------------------
+
+
+def as_picture(s: Any, x: str) -> str | None:
+    x = picture(s, x)
+    return x if max(s.shapes[x][2:]) <= 40 and s.shapes[x][0] <= 40 else None
+
+
+def convolved(s: Any, x: str, filters: int, size: int = 3, group: int = 1, bias: bool = True) -> str:
+    n, c, h, w = s.shapes[x]
+    weight = s.parameter(filters, c // group, size, size)
+    b = s.parameter(filters) if bias else None
+    return str(
+        s.add(
+            ops.Conv, x, weight, b, shape=(n, filters, h, w), kernel_shape=(size, size), pads=(size // 2,) * 4,
+            group=group,
+        )
+    )  # fmt: skip
+
+
+def residual(s: Any, x: str) -> str | None:
+    """Two convolutions with batch normalisation, and a way past them."""
+    picked = as_picture(s, x)
+    if picked is None:
+        return None
+    x = picked
+    c = s.shapes[x][1]
+    y = convolved(s, x, s.pick(1, 6), bias=False)
+    y = networks.normalization(s, y) or y
+    y = s.add(ops.Relu, y, shape=s.shapes[y])
+    y = convolved(s, y, c, bias=s.coin())
+    y = networks.normalization(s, y) or y
+    y = s.add(ops.Add, *((x, y) if s.coin() else (y, x)), shape=s.shapes[x])
+    return str(s.add(ops.Relu, y, shape=s.shapes[y]))
+
+
+def separable(s: Any, x: str) -> str | None:
+    """A convolution of every channel by itself, one of every pixel by itself."""
+    picked = as_picture(s, x)
+    if picked is None:
+        return None
+    c = s.shapes[picked][1]
+    y = convolved(s, picked, c * s.pick(1, 2), s.one_of([3, 5]), group=c)
+    y = s.add(s.one_of([ops.HardSwish, ops.Relu, ops.Gelu]), different(s, y), shape=s.shapes[y])
+    return convolved(s, y, s.pick(1, 9), 1)
+
+
+def excitation(s: Any, x: str) -> str | None:
+    """Channels scaled by what two small layers make of their means."""
+    picked = as_picture(s, x)
+    if picked is None:
+        return None
+    n, c, h, w = s.shapes[picked]
+    if s.coin():
+        y = s.add(ops.GlobalAveragePool, picked, shape=(n, c, 1, 1))
+        y = s.add(ops.Flatten, y, shape=(n, c))
+    else:
+        y = s.add(ops.ReduceMean, picked, integers(s, 2, 3), shape=(n, c), keepdims=0)
+    hidden = s.pick(1, 5)
+    y = s.add(ops.Gemm, y, s.parameter(c, hidden), s.parameter(hidden), shape=(n, hidden))
+    y = s.add(ops.Relu, y, shape=(n, hidden))
+    y = s.add(ops.Gemm, y, s.parameter(c, hidden), s.parameter(c), shape=(n, c), transB=1)
+    y = s.add(ops.Sigmoid, y, shape=(n, c))
+    if s.coin():
+        y = s.add(ops.Reshape, y, integers(s, n, c, 1, 1), shape=(n, c, 1, 1))
+    else:
+        y = s.add(ops.Unsqueeze, y, integers(s, 2, 3), shape=(n, c, 1, 1))
+    return str(s.add(ops.Mul, picked, y, shape=(n, c, h, w)))
+
+
+def modulation(s: Any, x: str) -> str | None:
+    """Channels scaled and shifted by a layer of what is fed for every image."""
+    picked = as_picture(s, x)
+    if picked is None:
+        return None
+    n, c = s.shapes[picked][:2]
+    size = s.pick(1, 6)
+    s.count += 1
+    fed = s.builder.input(f"fed{s.count}", np.float64, (n, size))
+    s.fed[fed] = s.rng.standard_normal((n, size))
+    y = s.add(ops.Gemm, fed, s.parameter(size, 2 * c), s.parameter(2 * c), shape=(n, 2 * c))
+    y = s.add(ops.Reshape, y, integers(s, 0, 2 * c, 1, 1), shape=(n, 2 * c, 1, 1))
+    scale, shift = s.builder.add(ops.Split, y, integers(s, c, c), outputs=2, axis=1)
+    y = s.add(ops.Mul, picked, scale, shape=s.shapes[picked])
+    return str(s.add(ops.Add, y, shift, shape=s.shapes[picked]))
+
+
+def channels_last(s: Any, x: str) -> str | None:
+    """Layer normalisation over the channels, and layers of every pixel."""
+    picked = as_picture(s, x)
+    if picked is None or s.shapes[picked][1] < 3:
+        return None
+    n, c, h, w = s.shapes[picked]
+    y = s.add(ops.Transpose, picked, shape=(n, h, w, c), perm=(0, 2, 3, 1))
+    y = s.add(
+        ops.LayerNormalization, y, s.parameter(c, positive=True), s.parameter(c), shape=(n, h, w, c), axis=-1,
+        epsilon=1e-2,
+    )  # fmt: skip
+    size = s.pick(1, 9)
+    y = s.add(ops.MatMul, y, s.parameter(c, size), shape=(n, h, w, size))
+    y = s.add(ops.Add, y, s.parameter(size), shape=(n, h, w, size))
+    y = s.add(ops.Gelu, y, shape=(n, h, w, size))
+    y = s.add(ops.MatMul, y, s.parameter(size, c), shape=(n, h, w, c))
+    y = s.add(ops.Transpose, y, shape=(n, c, h, w), perm=(0, 3, 1, 2))
+    return str(s.add(ops.Add, picked, y, shape=(n, c, h, w)))
+
+
+def transformer(s: Any, x: str) -> str | None:
+    """Patches of a picture, attention between them, and layers of each."""
+    picked = as_picture(s, x)
+    if picked is None:
+        return None
+    n, c, h, w = s.shapes[picked]
+    size = s.one_of([k for k in (1, 2, 3, 4) if h % k == 0 and w % k == 0])
+    t, d = h * w // size**2, s.pick(4, 9)
+    if t > 30:
+        return None
+    y = s.add(
+        ops.Conv, picked, s.parameter(d, c, size, size), s.parameter(d), shape=(n, d, h // size, w // size),
+        kernel_shape=(size, size), strides=(size, size),
+    )  # fmt: skip
+    y = s.add(ops.Reshape, y, integers(s, n, d, t), shape=(n, d, t))
+    y = s.add(ops.Transpose, y, shape=(n, t, d), perm=(0, 2, 1))
+    y = s.add(ops.Add, y, s.parameter(1, t, d), shape=(n, t, d))
+
+    def standardized(y: str) -> str:
+        scale, shift = s.parameter(d, positive=True), s.parameter(d)
+        return str(s.add(ops.LayerNormalization, y, scale, shift, shape=(n, t, d), axis=-1, epsilon=1e-2))
+
+    z = attention(s, standardized(y))
+    if z is not None and s.shapes[z] == (n, t, d):
+        y = s.add(ops.Add, y, z, shape=(n, t, d))
+    z, hidden = standardized(y), s.pick(1, 12)
+    z = s.add(ops.MatMul, z, s.parameter(d, hidden), shape=(n, t, hidden))
+    z = s.add(ops.Gelu, s.add(ops.Add, z, s.parameter(hidden), shape=(n, t, hidden)), shape=(n, t, hidden))
+    z = s.add(ops.MatMul, z, s.parameter(hidden, d), shape=(n, t, d))
+    y = s.add(ops.Add, y, z, shape=(n, t, d))
+    if s.coin():
+        return str(s.add(ops.ReduceMean, y, integers(s, 1), shape=(n, d), keepdims=0))
+    return str(y)
+
+
 MOVES = [
     transpose, transpose, reshape, reshape, flatten, squeeze, cut, cut, parts, parts, concat_any, pad, pad, resize,
     resize, expand, tile, gather, depth_and_space, triangle,
 ]  # fmt: skip
 PRODUCTS = [matmul, matmul, matmul, gemm, gemm, dense, attention, attention]
-SUMS = [softmax, softmax, reduction, reduction, reduction, global_pool, standardization, standardization, standardization]
-ELEMENTWISE = [arithmetic, arithmetic, arithmetic, several, several, where, function, function, function, cast_mask]
+SUMS = [
+    softmax,
+    softmax,
+    reduction,
+    reduction,
+    reduction,
+    global_pool,
+    standardization,
+    standardization,
+    standardization,
+]
+BLOCKS = [residual, separable, excitation, modulation, channels_last, transformer]
+ELEMENTWISE = [
+    arithmetic,
+    arithmetic,
+    arithmetic,
+    several,
+    several,
+    where,
+    function,
+    function,
+    function,
+    cast_mask,
+]
 
 
 def ending(s: Any, x: str) -> None:
     """A loss of any kind, or a sum of two."""
-    losses = [loss(s, s.one_of(list(s.shapes)) if i else x, f"loss{i}") for i in range(1 if s.pick(0, 2) else 2)]
+    losses = [
+        loss(s, s.one_of(list(s.shapes)) if i else x, f"loss{i}") for i in range(1 if s.pick(0, 2) else 2)
+    ]
     if len(losses) == 2:
         s.builder.output(s.builder.add(ops.Add, *losses, outputs=["loss"]))
     else:
@@ -736,7 +925,12 @@ def loss(s: Any, x: str, name: str) -> str:
         if kind == "cross":
             outputs = s.pick(1, 2)
             found = s.builder.add(
-                ops.SoftmaxCrossEntropyLoss, x, f"label_{name}", weight, outputs=[name, f"{name}_p"][:outputs], **fields
+                ops.SoftmaxCrossEntropyLoss,
+                x,
+                f"label_{name}",
+                weight,
+                outputs=[name, f"{name}_p"][:outputs],
+                **fields,
             )
             if outputs == 2 and s.coin():
                 s.builder.output(f"{name}_p")
@@ -794,7 +988,7 @@ def network(s: Any, steps: int, batch: int = 0, old: int = 3) -> tuple[Any, dict
                 continue
             x = known_step(s, source) or x
         else:
-            steps_of = s.one_of([MOVES, MOVES, PRODUCTS, SUMS, ELEMENTWISE, ELEMENTWISE])
+            steps_of = s.one_of([MOVES, MOVES, PRODUCTS, SUMS, ELEMENTWISE, ELEMENTWISE, BLOCKS])
             x = s.one_of(steps_of)(s, source) or x
         if not s.pick(0, 5) and x not in s.builder._graph.inputs:
             outputs.append(x)

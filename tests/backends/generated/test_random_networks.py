@@ -423,9 +423,17 @@ def close(found: np.ndarray, wanted: np.ndarray, name: str, floor: float = 0.0, 
 
 
 def check(
-    model: Any, fed: dict[str, np.ndarray], threads: int, precision: str = "float64", **options: Any
+    model: Any,
+    fed: dict[str, np.ndarray],
+    threads: int,
+    precision: str = "float64",
+    least: float = 0.0,
+    **options: Any,
 ) -> None:
-    """Training runs (memory is used again), statistics, and inference."""
+    """Training runs (memory is used again), statistics, and inference.
+
+    ``least`` is the size of what may cancel in outputs and gradients.
+    """
     names = [*model.parameters, *(n for n in fed if fed[n].dtype == np.float64)]
     single = precision == "float32"
     limit = 2e-3 if single else 1e-10
@@ -446,19 +454,19 @@ def check(
             found = net.inference_and_backprop(fed_here, wrt=names)
             for name, value in wanted.items():
                 assert found[name].dtype == precision
-                close(np.asarray(found[name]), np.asarray(value), name, limit=limit)
+                close(np.asarray(found[name]), np.asarray(value), name, least, limit)
             gradients = [f"grad/{name}" for name in names]
             pairs = list(
                 zip(gradients, net.fetch_tensors(gradients), reference.fetch_tensors(gradients), strict=True)
             )
-            floor = max((float(np.abs(g).max()) for *_, g in pairs if g.size), default=0.0)
+            floor = max([least, *(float(np.abs(g).max()) for *_, g in pairs if g.size)])
             for name, ours, theirs in pairs:
                 close(ours, theirs, name, floor, limit)
         for name in model.graph.initializers:
             close(net.fetch_tensors([name])[0], reference.fetch_tensors([name])[0], name, limit=limit)
         wanted = reference.inference(fed)
         for name, value in net.inference(fed_here).items():
-            close(np.asarray(value), np.asarray(wanted[name]), f"inference {name}", limit=limit)
+            close(np.asarray(value), np.asarray(wanted[name]), f"inference {name}", least, limit)
 
 
 @pytest.mark.parametrize("threads", sorted({1, min(2, PROCESSORS)}))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import meta500
 from meta500.graph import Builder, ops
 
 PROCESSORS = len(os.sched_getaffinity(0))
@@ -61,3 +62,29 @@ def test_what_is_repeated_is_computed_once(repeats):
     y = b.add(ops.Tile, b.add(ops.Mul, x, x), integers(b, *repeats))
     y = b.add(ops.Pad, y, integers(b, 0, 0, 1, 0, 0, 0, 0, 0), None, mode="edge")
     check(ended(b, y), {"x": rng.standard_normal((1, 3, 8, 7))}, 1)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("read", [False, True])
+def test_flags_of_what_a_convolution_gives(threads, read):
+    """The sum of products becomes a flag as it ends, or a pass over all pixels makes flags: numbers of one byte."""
+    rng = np.random.default_rng(0)
+    b = Builder("flags")
+    x = b.input("x", np.float64, (2, 3, 3, 14))
+    weight, bias = (
+        b.parameter("w", rng.standard_normal((3, 3, 1, 1))),
+        b.parameter("b", rng.standard_normal(3)),
+    )
+    y = b.add(ops.Conv, x, weight, bias)
+    low = b.add(ops.Less, y, b.constant(np.float64(-0.3)))
+    fed = {"x": rng.standard_normal((2, 3, 3, 14))}
+    if read:
+        y = b.add(ops.MatMul, b.parameter("p", rng.standard_normal((19, 3))), b.add(ops.Where, low, y, x))
+        check(ended(b, b.add(ops.Transpose, y, perm=(0, 1, 3, 2))), fed, threads)
+        return
+    b.output(low)
+    with (
+        meta500.network(b.build(), backend="numpy") as reference,
+        meta500.network(b.build(), backend="generated", threads=threads) as net,
+    ):
+        np.testing.assert_array_equal(net.inference(fed)[low], reference.inference(fed)[low])

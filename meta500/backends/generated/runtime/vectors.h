@@ -149,6 +149,14 @@ META500_INLINE V load_converted(const I *from) {
     return __builtin_convertvector(numbers, V);
 }
 
+/* To memory as whole numbers: fractions are cut off. */
+template <class V, class I>
+META500_INLINE void store_converted(I *to, V v) {
+    typedef I Whole __attribute__((vector_size(sizeof(I) * Traits<V>::lanes)));
+    const Whole numbers = __builtin_convertvector(v, Whole);
+    __builtin_memcpy(to, &numbers, sizeof(numbers));
+}
+
 namespace detail {
 
 /* n numbers, n < 2 step, in blocks of `step`, step / 2, ..., 1: faster than a call of memcpy. */
