@@ -68,11 +68,17 @@ def _leading(access: Access) -> str | None:
 
 
 def _image_axis(stage: Stage, batch: Batch) -> str | None:
-    """The axis with which all tensors of images are read; "" if they are read differently."""
+    """The axis with which all tensors of images are read; "" if they are read differently, or not all of them."""
     found = {_leading(load.access) for load in stage.loads() if load.access.tensor in batch.tensors}
     if not found:
         return None
-    return next(iter(found)) or "" if len(found) == 1 else ""
+    axis = next(iter(found)) if len(found) == 1 else None
+    return axis if axis and _all_images(stage, batch, axis) else ""
+
+
+def _all_images(stage: Stage, batch: Batch, axis: str) -> bool:
+    """Whether an axis runs over the whole batch: that of a slice of it does not, or is held back by guards."""
+    return stage.sizes[axis] == batch.count and not any(axis in guard.index.axes for guard in stage.guards)
 
 
 def _spread(program: Program, batch: Batch) -> bool:
@@ -107,7 +113,8 @@ def _kind(stage: Stage, batch: Batch) -> tuple[str, str | None]:
         if not written:
             return FREE, None
         own = _leading(stage.write)
-        return (LOCAL, own) if own and not _shared(stage, batch, own) else (MIXING, None)
+        alone = own and _all_images(stage, batch, own) and not _shared(stage, batch, own)
+        return (LOCAL, own) if alone else (MIXING, None)
     if axis == "" or _shared(stage, batch, axis):
         return MIXING, None
     if written:
