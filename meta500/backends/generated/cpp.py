@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meta500.backends.generated import memory
@@ -380,6 +380,25 @@ def _merge_call(kernel: Kernel, schedule: Schedule) -> str:
     return call if split is not None else f"if (part == 0) {call}"
 
 
+def _merges(out: Lines, sums: Sequence[Kernel], schedule: Schedule) -> None:
+    """The merges of several sums; one waits for another that touches the same elements.
+
+    The copies of a sum that scatters are as large as the tensor, which may be that of all gradients.
+    """
+    touched: list[tuple[str, int, int]] = []
+    for kernel in sums:
+        assert kernel.merge is not None
+        name = kernel.merge.write.tensor
+        low, high = schedule.places[name].address(kernel.merge.write).bounds(kernel.merge.sizes)
+        if any(name == other and low <= last and first <= high for other, first, last in touched):
+            out.add("meta500::wait();")
+            touched = []
+        out.add(_merge_call(kernel, schedule))
+        touched.append((name, low, high))
+    if sums:
+        out.add("meta500::wait();")
+
+
 _REGION = "void region_{}(Instance& instance, void* const* tensors, int part, int parts)"
 
 
@@ -412,20 +431,14 @@ def _region(out: Lines, number: int, step: Step, schedule: Schedule) -> None:
             _sweep(out, step, sweep, schedule)
         out.close()
         out.add("meta500::wait();")
-        for kernel in sums:
-            out.add(_merge_call(kernel, schedule))
-        if sums:
-            out.add("meta500::wait();")
+        _merges(out, sums, schedule)
     else:
         for kernel in step.kernels:
             call = _call(kernel, schedule, False)
             alone = kernel.nest.split is None
             out.add(f"if (part == 0) {call}" if alone else call)
             out.add("meta500::wait();")
-            for part in kernel.sums:
-                out.add(_merge_call(part, schedule))
-            if kernel.sums:
-                out.add("meta500::wait();")
+            _merges(out, kernel.sums, schedule)
     out.depth -= 1
     out.add("}")
     out.add("")

@@ -8,6 +8,7 @@ zeros) are marked as ``tied``, and get different again before an operator that c
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -210,7 +211,7 @@ def squeeze(s: Any, x: str) -> str | None:
     if len(shape) > 3:
         return None
     axis = s.pick(0, len(shape))
-    grown = shape[:axis] + [1] + shape[axis:]
+    grown = [*shape[:axis], 1, *shape[axis:]]
     return str(s.add(ops.Unsqueeze, x, integers(s, normal(axis, len(grown), s)), shape=tuple(grown)))
 
 
@@ -255,7 +256,7 @@ def parts(s: Any, x: str) -> str | None:
     while len(cuts) < count - 1:
         cuts.add(s.pick(1, shape[axis] - 1))
     edges = [0, *sorted(cuts), shape[axis]]
-    lengths = [b - a for a, b in zip(edges, edges[1:], strict=False)]
+    lengths = [b - a for a, b in itertools.pairwise(edges)]
     names = s.builder.add(
         ops.Split, x, integers(s, *lengths), outputs=count, axis=normal(axis, len(shape), s)
     )
@@ -414,7 +415,7 @@ def matmul(s: Any, x: str) -> str | None:
         return str(s.add(ops.MatMul, x, turned, shape=wanted))
     if kind == "vector":
         return str(s.add(ops.MatMul, x, s.parameter(depth), shape=(*lead, rows)))
-    size = s.pick(1, 20)
+    size = s.pick(1, 20) if s.pick(0, 4) else s.pick(20, 70)
     some = tuple(n if s.coin() else 1 for n in lead)[s.pick(0, len(lead)) if lead else 0 :]
     if kind == "stack" and len(shape) < 4:
         some = (s.pick(1, 3), *(n if s.coin() else 1 for n in lead))
@@ -538,6 +539,9 @@ def reduction(s: Any, x: str) -> str | None:
     s.text.append(f"axes {axes}:")
     if kind is ops.ReduceL2 and math.prod(shape[i] for i in over) == 1:
         return None
+    if kind is ops.ReduceLogSumExp and s.coin():
+        kind = ops.ReduceLogSum
+        x = s.add(ops.Add, s.add(ops.Mul, x, x, shape=shape), number(s, 0.3), shape=shape)
     y = s.add(kind, x, given, shape=wanted, keepdims=keeps)
     if keeps and s.coin():
         return str(s.add(s.one_of([ops.Add, ops.Sub, ops.Mul]), x, y, shape=shape))
@@ -681,10 +685,19 @@ def function(s: Any, x: str) -> str | None:
         (ops.Mish, {}), (ops.Gelu, {}), (ops.Gelu, {"approximate": "tanh"}), (ops.LeakyRelu, {"alpha": 0.2}),
         (ops.Identity, {}), (ops.Dropout, {}),
     ]  # fmt: skip
-    kind = s.one_of(["simple"] * 6 + ["exp", "log", "sqrt", "reciprocal", "pow", "pow", "clip", "prelu"])
+    kind = s.one_of(
+        ["simple"] * 6 + ["exp", "log", "sqrt", "reciprocal", "pow", "pow", "clip", "prelu", "steps"]
+    )
     if kind == "simple":
+        if s.builder.opset >= 24:
+            simple += [(ops.Swish, {"alpha": 0.7})] * 3
         which, fields = s.one_of(simple)
         return make(which, x, **fields)
+    if kind == "steps":
+        x = different(s, x)
+        y = make(s.one_of([ops.Floor, ops.Ceil, ops.Sign]), x)
+        s.tied.add(y)
+        return make(s.one_of([ops.Sub, ops.Mul]), x, y)
     if kind == "exp":
         return make(ops.Exp, make(ops.Tanh, x))
     if kind in ("log", "sqrt", "reciprocal"):
@@ -713,6 +726,38 @@ def cast_mask(s: Any, x: str) -> str | None:
     y = s.add(ops.Mul, x, mask, shape=s.shapes[x])
     s.tied.add(y)
     return str(y)
+
+
+def conditions(s: Any, x: str) -> str | None:
+    """What only few networks ask for: whether elements are numbers, are 0, or are equal."""
+    shape = s.shapes[x]
+    kind = s.one_of(["number", "zero", "equal"])
+    if kind == "number":
+        holds = s.builder.add(ops.Not, s.builder.add(ops.IsNaN, x))
+    elif kind == "zero":
+        x = s.add(ops.Relu, x, shape=shape)
+        holds = s.builder.add(ops.Cast, x, to=9)
+    else:
+        x = s.add(ops.Relu, x, shape=shape)
+        holds = s.builder.add(ops.Not, s.builder.add(ops.Equal, x, number(s, 0.0)))
+    s.text.append(f"{holds} = {kind} {x}")
+    return str(s.add(ops.Where, holds, x, operand(s, shape), shape=shape))
+
+
+def of_shape(s: Any, x: str) -> str | None:
+    """A value made as large as another one, by its shape."""
+    shape = s.shapes[x]
+    if not shape:
+        return None
+    wanted = s.builder.add(ops.Shape, x)
+    other = s.parameter(*(n if s.coin() else 1 for n in shape))
+    grown = s.add(ops.Expand, other, wanted, shape=shape)
+    y = s.add(ops.Mul, x, grown, shape=shape)
+    if s.coin():
+        return str(y)
+    count = s.builder.add(ops.CastLike, s.builder.add(ops.Size, x), x)
+    s.text.append(f"{count} = Size({x})")
+    return str(s.add(ops.Add, y, s.builder.add(ops.Reciprocal, count), shape=shape))
 
 
 def triangle(s: Any, x: str) -> str | None:
@@ -870,29 +915,13 @@ MOVES = [
 ]  # fmt: skip
 PRODUCTS = [matmul, matmul, matmul, gemm, gemm, dense, attention, attention]
 SUMS = [
-    softmax,
-    softmax,
-    reduction,
-    reduction,
-    reduction,
-    global_pool,
-    standardization,
-    standardization,
-    standardization,
-]
+    softmax, softmax, reduction, reduction, reduction, global_pool, standardization, standardization, standardization,
+]  # fmt: skip
 BLOCKS = [residual, separable, excitation, modulation, channels_last, transformer]
 ELEMENTWISE = [
-    arithmetic,
-    arithmetic,
-    arithmetic,
-    several,
-    several,
-    where,
-    function,
-    function,
-    function,
-    cast_mask,
-]
+    arithmetic, arithmetic, arithmetic, several, several, where, function, function, function, cast_mask, conditions,
+    of_shape,
+]  # fmt: skip
 
 
 def ending(s: Any, x: str) -> None:
@@ -973,7 +1002,10 @@ def network(s: Any, steps: int, batch: int = 0, old: int = 3) -> tuple[Any, dict
         old: of ten steps how many are those of test_random_networks.py.
     """
     shape = (batch or s.pick(1, 9), s.pick(1, 4), s.pick(1, 9), s.pick(1, 14))
-    if not s.pick(0, 4):
+    kind = s.pick(0, 5)
+    if kind == 0:
+        shape = (batch or s.pick(1, 3), s.pick(1, 3), s.pick(1, 12), s.pick(14, 40))
+    if kind == 1:
         shape = (shape[0], s.pick(1, 40)) if s.coin() else (shape[0], s.pick(1, 12), s.pick(1, 17))
     x = s.builder.input("x", np.float64, shape)
     s.shapes[x] = shape
