@@ -68,7 +68,7 @@ def _leading(access: Access) -> str | None:
 
 
 def _image_axis(stage: Stage, batch: Batch) -> str | None:
-    """The axis with which all tensors of images are read; "" if they are read differently, or not all of them."""
+    """The axis with which all tensors of images are read; "" if they are read differently or in part."""
     found = {_leading(load.access) for load in stage.loads() if load.access.tensor in batch.tensors}
     if not found:
         return None
@@ -77,7 +77,7 @@ def _image_axis(stage: Stage, batch: Batch) -> str | None:
 
 
 def _all_images(stage: Stage, batch: Batch, axis: str) -> bool:
-    """Whether an axis runs over the whole batch: that of a slice of it does not, or is held back by guards."""
+    """Whether an axis runs over the whole batch: that of a slice does not, and guards may hold it back."""
     return stage.sizes[axis] == batch.count and not any(axis in guard.index.axes for guard in stage.guards)
 
 
