@@ -15,16 +15,18 @@ CHECKED = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omi
 
 PROGRAM = """
 import importlib.util, sys
+from pathlib import Path
 
 import numpy as np
 
 import meta500
 from meta500.graph import Builder, ops
 
-spec = importlib.util.spec_from_file_location("random_networks", sys.argv[1])
-networks = importlib.util.module_from_spec(spec)
-sys.modules["random_networks"] = networks
-spec.loader.exec_module(networks)
+spec = importlib.util.spec_from_file_location("random_steps", Path(sys.argv[1]) / "random_steps.py")
+steps = importlib.util.module_from_spec(spec)
+sys.modules["random_steps"] = steps
+spec.loader.exec_module(steps)
+networks = steps.networks
 threads = int(sys.argv[2])
 for word in sys.argv[3:]:
     if word == "unet":
@@ -60,6 +62,9 @@ for word in sys.argv[3:]:
             builder.output(builder.add(ops.ReduceMean, builder.add(ops.Mul, y, y), keepdims=0, outputs=["loss"]))
             fed = {"x": rng.standard_normal((images, 1, 3, 9))}
             networks.check(builder.build(), fed, threads, adjoint=word)
+    elif word.startswith("operators"):
+        model, fed, text = steps.seeded(int(word.removeprefix("operators")))
+        networks.check(model, fed, threads, least=1.0)
     else:
         model, fed, text = networks.seeded(int(word))
         networks.check(model, fed, threads)
@@ -68,12 +73,16 @@ for word in sys.argv[3:]:
 
 
 def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    library = subprocess.run(
-        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    # The library that throws has to be there before the sanitizer looks for it.
+    libraries = [
+        subprocess.run(
+            ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
     environment = {
         **os.environ,
-        "LD_PRELOAD": library,
+        "LD_PRELOAD": " ".join(libraries),
         # Python itself leaks on purpose; stacks of threads are no leak either.
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -91,9 +100,7 @@ def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProc
 
 
 def clean(folder: Path, threads: int, *words: str) -> None:
-    ended = run(
-        folder, PROGRAM, str(Path(__file__).with_name("test_random_networks.py")), str(threads), *words
-    )
+    ended = run(folder, PROGRAM, str(Path(__file__).parent), str(threads), *words)
     report = ended.stderr[-6000:]
     assert "ERROR: AddressSanitizer" not in ended.stderr, report
     assert "runtime error" not in ended.stderr, report
@@ -152,3 +159,10 @@ f(ctypes.c_void_p(a.ctypes.data))
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_many_random_networks_under_sanitizers(tmp_path, threads, first):
     clean(tmp_path, threads, "unet", *(str(seed) for seed in range(first, first + 10)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", sorted({1, THREADS}))
+@pytest.mark.parametrize("first", range(0, 80, 10))
+def test_many_random_operators_under_sanitizers(tmp_path, threads, first):
+    clean(tmp_path, threads, *(f"operators{seed}" for seed in range(first, first + 10)))
