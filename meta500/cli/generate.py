@@ -106,3 +106,82 @@ def cpp(
             weights=weights,
         )
     )
+
+
+class Pixels(StrEnum):
+    """Where the loops over pixels are."""
+
+    outermost = "outermost"
+    innermost = "innermost"
+
+
+class Parallel(StrEnum):
+    """What runs an ExaStencils program."""
+
+    serial = "serial"
+    openmp = "openmp"
+    mpi = "mpi"
+    hybrid = "hybrid"
+    cuda = "cuda"
+
+
+@generate.command("exaslang")
+def exaslang(
+    model: Annotated[
+        str, typer.Argument(help="A model's name, an ONNX file, or net.py[:Name] with a PyTorch module.")
+    ] = "",
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with data, model and training.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder (with --import: ONNX file) to write. [default: NAME-exastencils]", show_default=False
+        ),
+    ] = None,
+    pixels: Annotated[Pixels, typer.Option(help="Loops over pixels around the others, or inside.")] = (
+        Pixels.outermost
+    ),
+    parallel: Annotated[Parallel, typer.Option(help="What runs the program.")] = Parallel.serial,
+    threads: Annotated[int, typer.Option(min=1, help="Threads, with openmp and hybrid.")] = 1,
+    blocks: Annotated[
+        str, typer.Option(help="Columns x rows of processes, with mpi and hybrid, such as 2x2.")
+    ] = "1x1",
+    halo: Annotated[
+        bool, typer.Option("--halo/--no-halo", help="Communicate the pixels around blocks.")
+    ] = True,
+    optimize: Annotated[bool, typer.Option("--optimize", help="ExaStencils' optimisation flags.")] = False,
+    simd: Annotated[str, typer.Option(help="Instruction set for the platform file.")] = "AVX2",
+    data: Annotated[bool, typer.Option("--data/--no-data", help="Write the data beside the program.")] = True,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run the program in the interpreter, against numpy.")
+    ] = False,
+    run: Annotated[
+        bool, typer.Option("--run", help="Generate C++, compile and run it, against numpy.")
+    ] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--import", help="Weights of a program, to be written as ONNX.", show_default=False),
+    ] = None,
+) -> None:
+    """Write a network's training for ExaStencils: layer 4 of ExaSlang, with all files beside it."""
+    from meta500.backends.generated.exaslang.files import Platform
+    from meta500.backends.generated.exaslang.variant import Variant, parse_blocks
+    from meta500.benchmarks.generation.exaslang_command import ExaslangRequest, exaslang_command
+    from meta500.errors import UserError
+
+    if config is None:
+        raise UserError("--config FILE.toml is missing: it says how the network is trained")
+    variant = Variant(
+        pixels=pixels.value,
+        parallel=parallel.value,
+        threads=threads,
+        blocks=parse_blocks(blocks),
+        halo=halo,
+        optimize=optimize,
+    )
+    exaslang_command(
+        ExaslangRequest(
+            model, config, out, variant, Platform(simd=simd), data, check=check, run=run, weights=weights
+        )
+    )

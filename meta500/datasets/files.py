@@ -104,6 +104,14 @@ def save_files(
     return file_names(train, validation)
 
 
+def stored_array(part: str, data: Dataset, name: str, storage: str) -> tuple[str, str, float]:
+    """File, dtype and scale of an array as :func:`save_files` writes it; the scale is 1 for exact storage."""
+    dtype = data.inputs[name].dtype
+    if storage == "uint8" and dtype.kind == "f":
+        return _file(part, name), "uint8", float(_SCALE)
+    return _file(part, name), dtype.name, 1.0
+
+
 def file_names(train: Dataset, validation: Dataset | None = None) -> list[str]:
     """The names of the files that :func:`save_files` writes."""
     parts = {TRAIN: train} | ({} if validation is None else {VALIDATION: validation})

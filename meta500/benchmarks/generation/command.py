@@ -73,7 +73,7 @@ def generate_command(request: Request) -> None:
     if request.config is not None:
         _refuse_beside_config(request)
         config = read_config(request.config)
-        prepared = _Prepared.of(request, config)
+        prepared = Prepared.of(request, config)
     else:
         config, prepared = None, None
     if request.weights is not None:
@@ -107,7 +107,7 @@ def parse_shapes(entries: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class Prepared:
     """Data and network of a configuration."""
 
     train: Dataset
@@ -115,7 +115,7 @@ class _Prepared:
     subject: Subject
 
     @staticmethod
-    def of(request: Request, config: Config) -> _Prepared:
+    def of(request: Request, config: Config) -> Prepared:
         if request.model and config.model:
             raise UserError(
                 f"the model is given twice: '{request.model}' and, in {config.path}, '{config.model}'"
@@ -153,7 +153,7 @@ class _Prepared:
                 )
             _check_dtype(name, network.inputs[name], arrays[name].dtype, train.name)
         shapes = {name: (config.batch_size, *arrays[name].shape[1:]) for name in network.inputs}
-        return _Prepared(train, validation, shaped(network, shapes))
+        return Prepared(train, validation, shaped(network, shapes))
 
 
 def _example(array: np.ndarray) -> np.ndarray:
@@ -248,7 +248,7 @@ def _network(request: Request, subject: Subject, config: Config | None) -> Gener
 # -- what is written -------------------------------------------------------------------------------
 
 
-def _stage(request: Request, config: Config | None, prepared: _Prepared | None) -> None:
+def _stage(request: Request, config: Config | None, prepared: Prepared | None) -> None:
     if not request.model and prepared is None:
         raise UserError("no model: give MODEL, the name of a model of ours, an ONNX file or a Python file")
     subject = prepared.subject if prepared is not None else _plain_subject(request)
@@ -303,7 +303,7 @@ def _emit(files: dict[str, bytes], folder: Folder | None) -> None:
         sys.stdout.write(contents.decode())
 
 
-def _program(request: Request, config: Config, prepared: _Prepared) -> None:
+def _program(request: Request, config: Config, prepared: Prepared) -> None:
     assert request.out is not None
     folder = Folder(request.out)
     with _network(request, prepared.subject, config) as net:
@@ -320,7 +320,7 @@ def _program(request: Request, config: Config, prepared: _Prepared) -> None:
     _say(f"  cd {place} && {command}    # ./train")
 
 
-def _import(request: Request, prepared: _Prepared | None) -> None:
+def _import(request: Request, prepared: Prepared | None) -> None:
     assert request.weights is not None and request.out is not None
     if request.out.is_dir():
         raise UserError(f"--out {request.out}: is a folder; give the path of the ONNX file")

@@ -144,6 +144,16 @@ def generate():
     return run
 
 
+@pytest.fixture(scope="session")
+def exaslang():
+    """``exaslang(*arguments, cwd=..., check=True)`` runs ``meta500 generate exaslang`` in a process."""
+
+    def run(*arguments, cwd, check=True, environment=None):
+        return _command("generate", "exaslang", *arguments, cwd=cwd, check=check, environment=environment)
+
+    return run
+
+
 def write_two_files(folder):
     folder.mkdir(exist_ok=True)
     (folder / "net.py").write_text(NET)
