@@ -9,7 +9,7 @@ from meta500.benchmarks.against_torch import COLD_START, INTERLEAVED, OWN_PROCES
 from meta500.benchmarks.protocol import label
 from meta500.benchmarks.step_worker import INFERENCE, TRAINING
 from meta500.benchmarks.tables import duration, error, interval, size, table_of, timed
-from meta500.benchmarks.variants import GENERATED, INSTALLED, TUNED
+from meta500.benchmarks.variants import GENERATED, INSTALLED, PLAIN_TORCH, TUNED
 from meta500.metrics.rows import Row
 
 
@@ -38,7 +38,9 @@ def best_table(rows: Sequence[Row]) -> Any:
     title = (
         f"{rows[0].phase.replace('_', ' ').capitalize()}: {GENERATED} against the fastest of plain PyTorch"
     )
-    ways = [way for way in (INSTALLED, TUNED) if any(_way(r) == way for r in rows if r.backend != GENERATED)]
+    ways = [
+        way for way in (INSTALLED, TUNED) if any(_way(r) == way for r in rows if r.backend == PLAIN_TORCH)
+    ]
     columns = ["error", GENERATED]
     for way in ways:
         columns += [f"PyTorch {way}", "times faster"]
@@ -48,7 +50,7 @@ def best_table(rows: Sequence[Row]) -> Any:
         ours = next((r for r in times if r.backend == GENERATED), None)
         cells = ["-", "-"] if ours is None else [error(ours), _short(ours)]
         for way in ways:
-            best = fastest([r for r in times if r.backend != GENERATED and _way(r) == way])
+            best = fastest([r for r in times if r.backend == PLAIN_TORCH and _way(r) == way])
             cells += ["-", "-"] if best is None else [_named(best), interval(_ratio(rows, best))]
         table.add_row(model, *cells)
     return table
@@ -86,7 +88,7 @@ def memory_table(rows: Sequence[Row]) -> Any:
     for model in dict.fromkeys(r.model for r in rows):
         mine = [r for r in rows if r.model == model]
         ours = next((r for r in mine if r.backend == GENERATED), None)
-        best = fastest([r for r in mine if r.backend != GENERATED])
+        best = fastest([r for r in mine if r.backend == PLAIN_TORCH])
         share = "-"
         if ours is not None and best is not None and ours.value is not None and best.value:
             share = f"{ours.value / best.value:.2f}"

@@ -16,7 +16,7 @@ import numpy as np
 from meta500.benchmarks.workers import serve
 
 TRAINING, INFERENCE = "training_step", "inference"
-GENERATED_NAME = "generated"
+GENERATED_NAME, EXASTENCILS_NAME = "generated", "exastencils"
 Step = Callable[[], Any]
 
 _state: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def make(job: Mapping[str, Any]) -> dict[str, float]:
     """
     inputs = _arrays(job["inputs"])
     begin = time.perf_counter()
-    build = _generated if job["backend"] == GENERATED_NAME else _plain_torch
+    build = _generated if job["backend"] in (GENERATED_NAME, EXASTENCILS_NAME) else _plain_torch
     ready = build(job, inputs)
     imported = time.perf_counter()
     _state["step"] = ready()
@@ -116,11 +116,19 @@ def _generated(job: Mapping[str, Any], inputs: dict[str, np.ndarray]) -> Callabl
     # The rules are imported when the first node is asked for; imports are no part of making.
     backend_class(GENERATED_NAME).node_coverage(model.graph.operations[0])
 
+    through = job["backend"] == EXASTENCILS_NAME
+
     def ready() -> Step:
-        net = network(model, backend=GENERATED_NAME, threads=job["threads"])
+        options = {"toolchain": "exastencils"} if through else {}
+        net = network(model, backend=GENERATED_NAME, threads=job["threads"], **options)
         if job["phase"] == INFERENCE:
             fed = {"image": inputs["image"]}
             return lambda: net.inference(fed, outputs=["logits"])["logits"]
+        if through:
+            from meta500.optimizers import Adam
+
+            reference = Adam(net, learning_rate=1e-3)
+            return lambda: float(reference.train(inputs)["loss"])
         optimizer = net.native_optimizer("adam", learning_rate=1e-3)
         return lambda: float(optimizer.train(inputs, outputs=["loss"])["loss"])
 

@@ -1,4 +1,4 @@
-"""Who is compared in processes of their own: the generated backend, and plain PyTorch in eight ways."""
+"""Who is compared in processes of their own: the generated backend, plain PyTorch, ExaStencils."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from meta500.benchmarks.protocol import version
 from meta500.errors import choose
 
-GENERATED, PLAIN_TORCH = "generated", "plain PyTorch"
+GENERATED, PLAIN_TORCH, EXASTENCILS = "generated", "plain PyTorch", "exastencils"
 INSTALLED, TUNED = "as installed", "tuned"
 # One call for all parameters: torch.optim.Adam(fused=True), or the end of the generated step.
 ADAM = "adam (fused)"
@@ -86,7 +86,9 @@ def _torch_variants(tuned: bool) -> list[Variant]:
     return found
 
 
-_ALL = (Variant("generated", GENERATED), *_torch_variants(False), *_torch_variants(True))
+# The generated backend with the toolchain "exastencils"; its optimizer is the reference Adam.
+_EXASTENCILS = Variant(EXASTENCILS, EXASTENCILS)
+_ALL = (Variant("generated", GENERATED), *_torch_variants(False), *_torch_variants(True), _EXASTENCILS)
 VARIANTS = {variant.name: variant for variant in _ALL}
 
 
@@ -94,13 +96,13 @@ def variants(names: Sequence[str] | None, tuned: bool) -> list[Variant]:
     """The variants of these names; the generated backend first, since the ratios are to it.
 
     Args:
-        names: None for all, the tuned ones among them where ``tuned`` is set.
+        names: None for all, the tuned ones among them where ``tuned`` is set, ExaStencils not.
         tuned: whether all includes the tuned ones.
 
     Raises:
         UserError: an unknown name.
     """
     if names is None:
-        return [v for v in VARIANTS.values() if tuned or not v.tuned]
+        return [v for v in VARIANTS.values() if (tuned or not v.tuned) and v.backend != EXASTENCILS]
     chosen = {choose("variant", name, VARIANTS) for name in names} | {"generated"}
     return [v for name, v in VARIANTS.items() if name in chosen]

@@ -32,6 +32,7 @@ from meta500.graph.types import is_floating
 
 _REALS = {"float32": "float", "float64": "double"}
 COTANGENT = "cotangent"
+COMPILER, EXASTENCILS = "compiler", "exastencils"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class GeneratedNetwork(ArrayNetwork):
         profile: measure the time in every kernel; see :meth:`Executable.seconds`.
         winograd: use forms with fewer products for 3 x 3 taps in float32; their error is at most four times
             that of the direct form.
+        toolchain: "compiler" (C++ of ours) or "exastencils" (layer-4 code, C++ by ExaStencils; see
+            docs/exastencils.md): networks of pictures, without native optimizers.
     """
 
     backend = BACKEND
@@ -80,8 +83,10 @@ class GeneratedNetwork(ArrayNetwork):
         target: str = "native",
         profile: bool = False,
         winograd: bool = True,
+        toolchain: str = COMPILER,
     ) -> None:
         self.profile, self.winograd = profile, winograd
+        self.toolchain = choose("toolchain", toolchain, (COMPILER, EXASTENCILS))
         self.adjoint = choose("method of adjoints", adjoint, METHODS)
         self.target = find_target(target)
         if precision is not None:
@@ -104,7 +109,11 @@ class GeneratedNetwork(ArrayNetwork):
     @property
     def options(self) -> dict[str, Any]:
         found = {**super().options, "target": self.target.name, "winograd": self.winograd}
-        return found if self.adjoint == "auto" else {**found, "adjoint": self.adjoint}
+        if self.adjoint != "auto":
+            found["adjoint"] = self.adjoint
+        if self.toolchain != COMPILER:
+            found["toolchain"] = self.toolchain
+        return found
 
     def _check_coverage(self) -> None:
         # A network that was lowered before has no unsupported node; looking at every rule takes time.
@@ -316,7 +325,9 @@ class GeneratedNetwork(ArrayNetwork):
         """
         if form not in self._executables:
             options = self._schedule_options()
-            key = program_key(self._digest, self.target, form, options, self.adjoint, self._with_zeros)
+            key = program_key(
+                self._digest, self.target, form, options, self.adjoint, self._with_zeros, self.toolchain
+            )
             manifest = Manifest.load(key)
             if manifest is None:
                 manifest = self._built(form)
@@ -325,8 +336,24 @@ class GeneratedNetwork(ArrayNetwork):
         return self._executables[form]
 
     def _built(self, form: Form) -> Manifest:
+        if self.toolchain == EXASTENCILS:
+            return self._through_exastencils(form)
         plan, parameters, gradients = self.planned(form)
         return build(plan, self.target, parameters, gradients)
+
+    def _through_exastencils(self, form: Form) -> Manifest:
+        from meta500.backends.generated.exaslang import library
+
+        if form.optimizer or form.cotangent:
+            raise UserError(
+                "toolchain 'exastencils' runs losses and gradients: take a reference optimizer, "
+                "meta500.optimizers, and no cotangent"
+            )
+        options = self._schedule_options()
+        stages = fused(self.stages(form))
+        return library.build(
+            stages, self.packing, options.real, options.threads, self.target, bool(form.variables)
+        )
 
     def planned(self, form: Form) -> tuple[Schedule, str, str]:
         """The schedule of a form, and the names of its packed parameters and gradients ("" for none)."""
