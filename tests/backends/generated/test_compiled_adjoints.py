@@ -52,7 +52,13 @@ def gradients(model: Any, fed: dict[str, np.ndarray], **options: Any) -> dict[st
 
 
 # One image for all threads, fewer images than threads or not divisible by them, and images for every thread.
-@pytest.mark.parametrize(("batch", "threads"), [(1, 1), (1, FEW), (3, FEW), (4, FEW)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("batch", "threads"),
+    [pytest.param(1, 1, marks=SLOW), (1, FEW), (3, FEW), pytest.param(4, FEW, marks=SLOW)],
+)
 def test_methods_agree(batch, threads):
     model = colliding(batch)
     fed = {"x": np.random.default_rng(batch).standard_normal((batch, 2, 11, 13))}
@@ -66,7 +72,7 @@ def test_methods_agree(batch, threads):
 
 
 @pytest.mark.parametrize(("batch", "threads"), [(1, FEW), (2 * FEW, FEW)])
-@pytest.mark.parametrize("window", [(2, 1), (3, 3)])
+@pytest.mark.parametrize("window", [pytest.param((2, 1), marks=SLOW), (3, 3)])
 def test_methods_agree_on_windows_without_padding(window, batch, threads):
     """Without guards neighbouring windows add to the same elements as well."""
     rng = np.random.default_rng(6)

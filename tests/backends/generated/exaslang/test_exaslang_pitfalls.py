@@ -35,15 +35,21 @@ from meta500.backends.generated.exaslang.tree import (
 from meta500.backends.generated.exaslang.variant import Variant
 
 NETWORKS = ("two_layers_max", "unet", "residual", "numbers")
+# Every network in every variant is slow: two of them are enough to see every kind of statement.
+SLOW_NETWORKS = ("unet", "residual")
 CASES = [
-    (name, pixels, parallel)
+    pytest.param(
+        (name, pixels, parallel),
+        marks=[pytest.mark.slow] if name in SLOW_NETWORKS else [],
+        id=f"{name} {pixels} {parallel}",
+    )
     for name in NETWORKS
     for pixels in ("outermost", "innermost")
     for parallel in ("serial", "openmp", "mpi 2x2", "mpi 2x2 without a halo", "hybrid", "cuda")
 ]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=" ".join)
+@pytest.fixture(scope="module", params=CASES)
 def case(request, variants, subject, program):
     """A program with its variant, read back from the text."""
     name, pixels, parallel = request.param
