@@ -478,7 +478,7 @@ def test_random_networks(threads, drawn):
     check(model, fed, threads)
 
 
-@settings(max_examples=8, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=4, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(drawn=networks(steps=5, kinds=PER_IMAGE))
 def test_random_networks_with_sums_per_image(drawn):
     model, fed, text = drawn
@@ -496,7 +496,7 @@ def test_many_random_networks_with_sums_per_image(batch, data):
     check(model, fed, min(2, PROCESSORS))
 
 
-@settings(max_examples=8, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=4, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(drawn=networks(steps=5, batch=8))
 def test_random_networks_on_vectors_of_images(drawn):
     model, fed, text = drawn
