@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,36 @@ def integer(what: str, value: object, *, minimum: int = 1, maximum: int | None =
         limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
         raise UserError(f"{what} must be an integer {limits}, not {value!r}")
     return int(value)  # type: ignore[call-overload]
+
+
+def positive(what: str, value: object) -> float:
+    """``value`` as a float above 0; ``what`` names it in the message.
+
+    Raises:
+        UserError: no finite number above 0 (bool is none).
+    """
+    number = _number(value)
+    if not 0 < number < math.inf:
+        raise UserError(f"{what} must be a number above 0, not {value!r}")
+    return number
+
+
+def ratio(what: str, value: object) -> float:
+    """``value`` as a share that Dropout may drop: a float of at least 0 and below 1.
+
+    Raises:
+        UserError: no such number (bool is none).
+    """
+    number = _number(value)
+    if not 0 <= number < 1:
+        raise UserError(f"{what} must be a number of at least 0 and below 1, not {value!r}")
+    return number
+
+
+def _number(value: object) -> float:
+    """``value`` as a float; NaN where it is no number."""
+    good = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return float(value) if good else math.nan  # type: ignore[arg-type]
 
 
 def batch_dimension(value: object) -> int | str:
@@ -80,6 +111,20 @@ def initialization_name(value: object) -> str:
     """
     rule(str(value))
     return str(value)
+
+
+def label_or_none(what: str, value: object) -> int | None:
+    """``value`` as a label (any 64-bit integer, such as -100 or 255), or None.
+
+    Raises:
+        UserError: neither.
+    """
+    if value is None:
+        return None
+    good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not good or not -(2**63) <= value < 2**63:  # type: ignore[operator]
+        raise UserError(f"{what} must be a label, an integer such as 255, or None, not {value!r}")
+    return int(value)  # type: ignore[call-overload]
 
 
 def flag(what: str, value: object) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ class Draft:
             seed=self.seed,
             dtype=self.dtype,
         )
+        value.flags.writeable = False
         return self.builder.parameter(name, value)
 
 
@@ -80,11 +82,15 @@ def finish(
     logits: str,
     label: tuple[int | str, ...] | None,
     options: Mapping[str, Any],
+    *,
+    ignore: int | None = None,
+    auxiliary: Mapping[str, float] = MappingProxyType({}),
 ) -> Model:
     """Name the output "logits", append the loss, and build.
 
     The loss is SoftmaxCrossEntropyLoss with reduction "mean" (over all labels) of the logits (N,
-    classes, ...) against an input "label" (N, ...) int64.
+    classes, ...) against an input "label" (N, ...) int64, plus ``weight`` times that of each auxiliary
+    head.
 
     Args:
         net: the network.
@@ -92,12 +98,28 @@ def finish(
         label: shape of the input "label"; None for a network without a loss.
         options: what the network was made with; stays visible in the model's metadata, as do the
             initialisation and the seed.
+        ignore: label value that the loss leaves out (ONNX: ignore_index).
+        auxiliary: weight in the loss by value (N, classes) of an auxiliary head; outputs too, under the
+            names that they have.
     """
     builder = net.builder
     builder.output(logits, "logits")
+    for name in auxiliary:
+        builder.output(name)
     if label is not None:
         target = builder.input("label", np.int64, label)
-        builder.output(builder.add(ops.SoftmaxCrossEntropyLoss, "logits", target, outputs=["loss"]))
+        known: dict[str, Any] = {} if ignore is None else {"ignore_index": ignore}
+        if not auxiliary:
+            loss = builder.add(ops.SoftmaxCrossEntropyLoss, "logits", target, outputs=["loss"], **known)
+        else:
+            loss = builder.add(ops.SoftmaxCrossEntropyLoss, "logits", target, name="logits.loss", **known)
+            parts = [loss]
+            for name, weight in auxiliary.items():
+                part = builder.add(ops.SoftmaxCrossEntropyLoss, name, target, name=f"{name}.loss", **known)
+                factor = builder.constant(np.asarray(weight, net.dtype), f"{name}.loss.weight")
+                parts.append(builder.add(ops.Mul, part, factor, name=f"{name}.share"))
+            loss = builder.add(ops.Sum, parts, outputs=["loss"])
+        builder.output(loss)
     return builder.build(
         {
             "meta500.model": builder.name,
@@ -117,15 +139,18 @@ def convolution(
     *,
     stride: int = 1,
     pad: int = 0,
+    groups: int = 1,
     bias: bool = True,
 ) -> str:
     """2-D convolution (N, c_in, H, W) -> (N, c_out, H', W'); ``channels`` is (c_in, c_out).
 
-    H' = (H + 2 pad - kernel) / stride + 1, rounded down. ``name.weight`` is (c_out, c_in, kernel,
-    kernel), ``name.bias`` (c_out,). ONNX: Conv.
+    H' = (H + 2 pad - kernel) / stride + 1, rounded down. ``name.weight`` is (c_out, c_in / groups, kernel,
+    kernel), ``name.bias`` (c_out,). ``groups`` divides both numbers of channels; with c_in groups the
+    convolution is depthwise. ONNX: Conv.
     """
     c_in, c_out = channels
-    shape = (c_out, c_in, kernel, kernel)
+    shape = (c_out, c_in // groups, kernel, kernel)
+    more: dict[str, Any] = {"group": groups} if groups > 1 else {}
     weight = net.weight(f"{name}.weight", shape)
     return net.builder.add(
         ops.Conv,
@@ -136,6 +161,7 @@ def convolution(
         kernel_shape=(kernel, kernel),
         strides=(stride, stride),
         pads=(pad,) * 4,
+        **more,
     )
 
 
@@ -189,14 +215,22 @@ def linear(net: Draft, x: str, name: str, channels: tuple[int, int], *, bias: bo
     )
 
 
-def batch_norm(net: Draft, x: str, name: str, channels: int, *, gamma: float = 1.0) -> str:
+def batch_norm(
+    net: Draft,
+    x: str,
+    name: str,
+    channels: int,
+    *,
+    gamma: float = 1.0,
+    epsilon: float = BATCH_NORM_EPSILON,
+) -> str:
     """Batch normalisation over N, H and W that follows the mode: batch statistics in training
     steps.
 
     ``name.weight`` begins as ``gamma`` and ``name.bias`` as 0, both (channels,), whatever the
     network's initialisation; ``name.running_mean`` (0) and ``name.running_var`` (1) are not
-    trained. Epsilon 1e-5; a training step keeps 0.9 of the running statistics. ONNX:
-    BatchNormalization. Source: Ioffe and Szegedy, "Batch Normalization", ICML 2015.
+    trained. ``epsilon`` is added to the variance; a training step keeps 0.9 of the running statistics.
+    ONNX: BatchNormalization. Source: Ioffe and Szegedy, "Batch Normalization", ICML 2015.
     """
     return net.builder.add(
         ops.BatchNormalization,
@@ -206,7 +240,7 @@ def batch_norm(net: Draft, x: str, name: str, channels: int, *, gamma: float = 1
         net.statistic(f"{name}.running_mean", channels, 0.0),
         net.statistic(f"{name}.running_var", channels, 1.0),
         name=name,
-        epsilon=BATCH_NORM_EPSILON,
+        epsilon=epsilon,
         momentum=BATCH_NORM_MOMENTUM,
         follow_mode=True,
     )
@@ -222,14 +256,40 @@ def tanh(net: Draft, x: str, name: str) -> str:
     return net.builder.add(ops.Tanh, x, name=name)
 
 
+def relu6(net: Draft, x: str, name: str) -> str:
+    """min(max(x, 0), 6), elementwise. ONNX: Clip."""
+    low, high = (
+        net.builder.constant(np.asarray(value, net.dtype), f"{name}.{side}")
+        for side, value in (("low", 0.0), ("high", 6.0))
+    )
+    return net.builder.add(ops.Clip, x, low, high, name=name)
+
+
+def dropout(net: Draft, x: str, name: str, ratio: float = 0.5) -> str:
+    """Zero each element with probability ``ratio`` in training steps and scale the others by 1 / (1 -
+    ratio); the identity in inference. ONNX: Dropout. Source: Srivastava et al., "Dropout", JMLR 2014.
+    """
+    rate = net.builder.constant(np.asarray(ratio, net.dtype), f"{name}.ratio")
+    return net.builder.add(ops.Dropout, x, rate, name=name, follow_mode=True)
+
+
 def max_pool(
-    net: Draft, x: str, name: str, kernel: int = 2, *, stride: int | None = None, pad: int = 0
+    net: Draft,
+    x: str,
+    name: str,
+    kernel: int = 2,
+    *,
+    stride: int | None = None,
+    pad: int = 0,
+    ceil: bool = False,
 ) -> str:
     """Largest value of each window (padding never wins). ONNX: MaxPool.
 
-    ``stride`` is ``kernel`` by default.
+    ``stride`` is ``kernel`` by default. With ``ceil`` the number of windows is rounded up, the last one
+    reaching over the border.
     """
-    return net.builder.add(ops.MaxPool, x, name=name, **_window(kernel, stride, pad))
+    more: dict[str, Any] = {"ceil_mode": 1} if ceil else {}
+    return net.builder.add(ops.MaxPool, x, name=name, **_window(kernel, stride, pad), **more)
 
 
 def average_pool(

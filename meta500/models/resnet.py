@@ -1,4 +1,4 @@
-"""Residual networks: ResNet-18 and ResNet-50."""
+"""Residual networks: ResNet-18, ResNet-34 and ResNet-50."""
 
 from __future__ import annotations
 
@@ -79,6 +79,42 @@ def resnet18(
         net,
         _basic,
         (2, 2, 2, 2),
+        batch=batch,
+        size=size,
+        classes=classes,
+        channels_in=channels_in,
+        small_images=small_images,
+        zero_gamma=zero_gamma,
+        loss=loss,
+    )
+
+
+def resnet34(
+    batch: int | str | None = 8,
+    *,
+    size: int | tuple[int, int] = 224,
+    classes: int = 1000,
+    channels_in: int = 3,
+    small_images: bool = False,
+    zero_gamma: bool = False,
+    seed: int = 0,
+    initialization: str = "kaiming_normal",
+    dtype: Any = "float32",
+    loss: bool = True,
+) -> Model:
+    """ResNet-34: sixteen basic blocks in four stages.
+
+    As :func:`resnet18`, where inputs, outputs and options are described, but with 3, 4, 6, 3 blocks in the
+    stages. 21,797,672 parameters at 1000 classes; 21,282,122 with ``small_images`` and 10 classes.
+
+    Raises:
+        UserError: an option that is out of range; the message says what would be right.
+    """
+    net = layers.draft("resnet34", initialization=initialization, seed=seed, dtype=dtype)
+    return _resnet(
+        net,
+        _basic,
+        (3, 4, 6, 3),
         batch=batch,
         size=size,
         classes=classes,

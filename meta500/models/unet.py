@@ -22,6 +22,7 @@ def unet(
     classes: int = 3,
     channels_in: int = 3,
     depth: int = 4,
+    ignore: int | None = None,
     seed: int = 0,
     initialization: str = "torch_default",
     dtype: Any = "float32",
@@ -53,6 +54,7 @@ def unet(
         classes: number of classes.
         channels_in: channels of the image.
         depth: how many times the image is halved.
+        ignore: label value of pixels that the loss leaves out; None for none.
         seed: of the initialisation.
         initialization: see :func:`meta500.models.initializations`.
         dtype: float16, float32 or float64.
@@ -71,6 +73,7 @@ def unet(
     height, width = _divisible(arguments.image_size(size), depth)
     classes = arguments.integer("classes", classes, minimum=2)
     channels_in = arguments.integer("channels_in", channels_in)
+    ignore = arguments.label_or_none("ignore", ignore)
     images = arguments.batch_dimension(batch)
     net = layers.draft("unet", initialization=initialization, seed=seed, dtype=dtype)
     base = 2**n
@@ -100,10 +103,11 @@ def unet(
         "classes": classes,
         "channels_in": channels_in,
         "depth": depth,
+        "ignore": ignore,
         "dtype": net.dtype.name,
         "loss": arguments.flag("loss", loss),
     }
-    return layers.finish(net, logits, (images, height, width) if loss else None, options)
+    return layers.finish(net, logits, (images, height, width) if loss else None, options, ignore=ignore)
 
 
 def _block(net: Draft, x: str, name: str, channels: tuple[int, int, int]) -> str:

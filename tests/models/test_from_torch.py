@@ -204,6 +204,7 @@ ROUND_TRIPS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ROUND_TRIPS)
 def test_round_trips(name):
     make, shapes, expected = ROUND_TRIPS[name]
@@ -440,6 +441,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_modules_that_cannot_be_networks_are_refused(fault, capfd):
     module = Wrong(fault)
@@ -450,6 +452,7 @@ def test_modules_that_cannot_be_networks_are_refused(fault, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
