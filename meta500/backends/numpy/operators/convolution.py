@@ -4,6 +4,10 @@ Everything is built from three products over the same windows: the correlation o
 in the input (which is ``ConvTranspose``) and its adjoint in the weights. Each works block by block on column
 matrices: rows (channel, kernel position), columns (image, output position). A block is a range of images or,
 where one image is too large, a range of rows of its output.
+
+Products of float32 are added up in float64: BLAS adds in an order that depends on the processor, the threads
+and the place in the matrix, so that equal filters would give unequal channels. Deep networks make such
+differences visible (ONNX's light SqueezeNet has equal logits of 1.6e10, one unit in the last place is 1024).
 """
 
 from __future__ import annotations
@@ -62,19 +66,26 @@ def _window_view(x: np.ndarray, windows: Windows, group: int) -> np.ndarray:
     )
 
 
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that products of numbers of ``dtype`` are added up in."""
+    return np.dtype(np.float64) if dtype == np.float32 else dtype
+
+
 def _columns(view: np.ndarray, images: slice, rows: slice, rank: int) -> np.ndarray:
-    """Columns (group, C/group * kernel, images * positions) of a block, as a contiguous copy."""
+    """Columns (group, C/group * kernel, images * positions) of a block, as a contiguous copy, wide."""
     block = view[(images, *(slice(None),) * (rank + 2), rows)]
     block = np.moveaxis(block, 0, rank + 2)
     group, depth = block.shape[0], math.prod(block.shape[1 : rank + 2])
-    return np.ascontiguousarray(block).reshape(group, depth, math.prod(block.shape[rank + 2 :]))
+    block = np.ascontiguousarray(block, _wide(block.dtype))
+    return block.reshape(group, depth, math.prod(block.shape[rank + 2 :]))
 
 
 def _positions(y: np.ndarray, images: slice, rows: slice, group: int) -> np.ndarray:
-    """A block of ``y`` (N, M, *outputs) as (group, M/group, images * positions), contiguous."""
+    """A block of ``y`` (N, M, *outputs) as (group, M/group, images * positions), contiguous and wide."""
     block = y[images, :, rows].swapaxes(0, 1)
     channels = block.shape[0]
-    return np.ascontiguousarray(block).reshape(group, channels // group, math.prod(block.shape[1:]))
+    block = np.ascontiguousarray(block, _wide(block.dtype))
+    return block.reshape(group, channels // group, math.prod(block.shape[1:]))
 
 
 def correlate(x: np.ndarray, w: np.ndarray, windows: Windows, group: int) -> np.ndarray:
@@ -83,10 +94,11 @@ def correlate(x: np.ndarray, w: np.ndarray, windows: Windows, group: int) -> np.
     Shapes: x (N, C, *spatial), w (M, C/group, *kernel); returns (N, M, *outputs).
     """
     images, filters, rank = x.shape[0], w.shape[0], len(windows.kernel)
+    wide = _wide(x.dtype)
     y = np.empty((images, filters, *windows.outputs), x.dtype)
-    matrix = w.reshape(group, filters // group, -1)
+    matrix = w.reshape(group, filters // group, -1).astype(wide, copy=False)
     view = _window_view(x, windows, group)
-    for n, rows in _blocks(images, windows, x.shape[1], x.itemsize):
+    for n, rows in _blocks(images, windows, x.shape[1], wide.itemsize):
         part = y[n, :, rows]
         product = np.matmul(matrix, _columns(view, n, rows, rank))
         part[...] = product.reshape(filters, part.shape[0], *part.shape[2:]).swapaxes(0, 1)
@@ -99,9 +111,10 @@ def correlate_adjoint(
     """Adjoint of :func:`correlate` in ``x``: y (N, M, *outputs) back to (N, C, *spatial)."""
     images, filters = y.shape[0], w.shape[0]
     channels = w.shape[1] * group
-    buffer = np.zeros((images, channels, *buffer_shape(windows, spatial)), y.dtype)
-    matrix = w.reshape(group, filters // group, -1).swapaxes(1, 2)
-    for n, rows in _blocks(images, windows, channels, y.itemsize):
+    wide = _wide(y.dtype)
+    buffer = np.zeros((images, channels, *buffer_shape(windows, spatial)), wide)
+    matrix = w.reshape(group, filters // group, -1).swapaxes(1, 2).astype(wide, copy=False)
+    for n, rows in _blocks(images, windows, channels, wide.itemsize):
         columns = np.matmul(matrix, _positions(y, n, rows, group))
         columns = columns.reshape(
             channels, *windows.kernel, n.stop - n.start, rows.stop - rows.start, *windows.outputs[1:]
@@ -112,19 +125,20 @@ def correlate_adjoint(
             first = places[0].start + shift
             target = buffer[(n, slice(None), slice(first, first + reach, windows.strides[0]), *places[1:])]
             target += columns[(slice(None), *index)].swapaxes(0, 1)
-    return unpadded(buffer, windows, spatial)
+    return unpadded(buffer, windows, spatial).astype(y.dtype, copy=False)
 
 
 def correlate_weights(x: np.ndarray, y: np.ndarray, windows: Windows, group: int) -> np.ndarray:
     """Adjoint of :func:`correlate` in ``w``: x (N, C, *spatial) and y (N, M, *outputs) to w's shape."""
     filters, channels, rank = y.shape[1], x.shape[1] // group, len(windows.kernel)
     depth = channels * math.prod(windows.kernel)
-    total = np.zeros((group, filters // group, depth), x.dtype)
+    wide = _wide(x.dtype)
+    total = np.zeros((group, filters // group, depth), wide)
     view = _window_view(x, windows, group)
-    for n, rows in _blocks(x.shape[0], windows, x.shape[1], x.itemsize):
+    for n, rows in _blocks(x.shape[0], windows, x.shape[1], wide.itemsize):
         columns = _columns(view, n, rows, rank)
         total += np.matmul(_positions(y, n, rows, group), columns.swapaxes(1, 2))
-    return total.reshape(filters, channels, *windows.kernel)
+    return total.reshape(filters, channels, *windows.kernel).astype(x.dtype, copy=False)
 
 
 def _check(
