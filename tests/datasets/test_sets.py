@@ -1,5 +1,6 @@
 """The digits and synthetic sets, and the registry that loads them by name."""
 
+import importlib.util
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -52,9 +53,20 @@ def test_digits_refuse_test_fraction(value):
 
 
 def test_missing_scikit_learn_is_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(UserError, match="pip install scikit-learn"):
         load("digits")
+
+
+def test_digits_kept_elsewhere_are_the_same(monkeypatch, tmp_path):
+    """A release of scikit-learn without the file where it is now."""
+    usual = load("digits")
+    elsewhere = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: elsewhere)
+    for found, known in zip(load("digits"), usual, strict=True):
+        for name, values in known.inputs.items():
+            assert found.inputs[name].dtype == values.dtype
+            np.testing.assert_array_equal(found.inputs[name], values)
 
 
 def test_synthetic_has_the_asked_shapes_and_dtypes():
@@ -130,7 +142,12 @@ def test_synthetic_refuses(options, message):
 
 
 def test_registry_names_and_options():
-    assert datasets.names() == ("digits", "digits-segmentation", "synthetic")
+    wanted = "mnist fashion-mnist cifar10 cifar100 stl10 voc-segmentation oxford-pets imagenet"
+    assert {*wanted.split(), "image-folder", "mask-folder", "arrays"} < set(datasets.names())
+    for name in datasets.names():
+        assert callable(datasets.registry.loader(name)) and datasets.options(name)
+    with pytest.raises(UserError, match="dataset 'arrays' needs the option path"):
+        load("arrays")
     assert datasets.options("digits") == {"test_fraction": 0.2, "seed": 0}
     with pytest.raises(UserError, match=r"unknown dataset 'digit'.*'digits'.*synthetic"):
         load("digit")
@@ -141,7 +158,7 @@ def test_registry_names_and_options():
 def test_import_stays_light():
     code = (
         "import sys, meta500.datasets\n"
-        "heavy = {'sklearn', 'scipy', 'torch', 'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "heavy = {'sklearn', 'scipy', 'torch', 'pandas', 'matplotlib', 'PIL', 'pooch', 'requests'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(heavy)) or None)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
