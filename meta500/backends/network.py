@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -133,6 +134,13 @@ class Network(ABC):
     def assign(self, name: str, tensor: Any) -> None:
         """Take over a native tensor as the new value of a parameter or constant, without a copy."""
 
+    def computing(self) -> AbstractContextManager[Any]:
+        """A context in which native tensors are computed with as the network does: its threads, its settings.
+
+        Optimizers update parameters within it, so that a step on one thread has one thread throughout.
+        """
+        return nullcontext()
+
     @abstractmethod
     def to_native(self, array: np.ndarray) -> Any:
         """A native tensor with the contents of ``array``, on the network's device."""
@@ -154,6 +162,24 @@ class Network(ABC):
 
     def synchronize(self) -> None:  # noqa: B027 - nothing to wait for on most backends
         """Wait until the device has finished."""
+
+    def random_state(self) -> dict[str, Any]:
+        """What random operations (dropout) draw next: numbers, texts and numpy arrays in dictionaries and
+        lists.
+
+        Raises:
+            UserError: the network has random operations whose state cannot be read.
+        """
+        return {}
+
+    def restore_random_state(self, state: Mapping[str, Any]) -> None:
+        """Go on drawing from a state of ``random_state`` of the same model on the same backend.
+
+        Raises:
+            UserError: the state is of another backend.
+        """
+        if state:
+            raise UserError(f"this random state is not of the {self.backend} backend")
 
     def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
         """The backend's own optimizer ``name`` ("sgd", "adam", ...) over this network's parameters.

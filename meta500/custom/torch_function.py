@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from meta500.backends.torch.compilation import outside_of_graphs
 from meta500.backends.torch.tensors import to_numpy, torch_dtype
 from meta500.custom.inference import output_types
 from meta500.custom.library import MISSING, View, fill, view
@@ -43,7 +44,7 @@ def torch_rule(definition: Definition, library: Library) -> Callable[..., Any]:
     rule.__signature__ = declared.replace(  # type: ignore[attr-defined]
         parameters=[*(p for p in declared.parameters.values() if p.name != label.name), label]
     )
-    return torch.compiler.disable(rule)  # type: ignore[no-any-return]
+    return outside_of_graphs(rule)
 
 
 @contextmanager

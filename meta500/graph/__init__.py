@@ -2,6 +2,7 @@
 
 from meta500.graph import operators as ops
 from meta500.graph.builder import Builder
+from meta500.graph.collectives import AllReduce, HaloExchange
 from meta500.graph.custom import MeanSquaredError, custom_operation
 from meta500.graph.model import Function, Graph, Model
 from meta500.graph.operation import Attribute, FunctionCall, Operation, Signature
@@ -19,11 +20,13 @@ from meta500.graph.types import (
 from meta500.graph.visitors import MlVisitor, OnnxVisitor, PreviewVisitor, TrainingVisitor, Visitor
 
 __all__ = [
+    "AllReduce",
     "Attribute",
     "Builder",
     "Function",
     "FunctionCall",
     "Graph",
+    "HaloExchange",
     "MapType",
     "MeanSquaredError",
     "MlVisitor",

@@ -55,8 +55,13 @@ class Builder:
         return name
 
     def constant(self, value: Any, name: str | None = None) -> str:
-        """Add a tensor that is not trained; the builder names it if ``name`` is None."""
-        array = np.array(value)
+        """Add a tensor that is not trained; the builder names it if ``name`` is None.
+
+        ``value`` is copied, unless it is an array that owns its memory and is read-only.
+        """
+        array = np.asarray(value)
+        if array.flags.writeable or not array.flags.owndata:
+            array = np.array(array)
         array.flags.writeable = False
         name = self._claim(name) if name is not None else self._fresh("constant")
         self._graph.initializers[name] = array

@@ -1,10 +1,10 @@
 """The compound operations of the update rules, with as few passes over memory as arrays offer.
 
 Every function is stated once in plain array arithmetic. Arrays that bring a fused method of their
-own for it (torch tensors: ``lerp_``, ``addcmul_``, ``addcdiv``) use that instead: the same formula,
-without temporaries. Functions that end in ``_`` change their first argument, which must belong to
-the optimizer; the others return a new array. Scalars are Python floats, so the dtype and the device
-stay those of the arrays.
+own for it (torch tensors: ``lerp_``, ``addcmul_``, ``addcdiv``, ``add`` with a factor) use that
+instead: the same formula, without temporaries. Functions that end in ``_`` change their first
+argument, which must belong to the optimizer; the others return a new array. Scalars are Python
+floats, so the dtype and the device stay those of the arrays.
 """
 
 from __future__ import annotations
@@ -54,3 +54,10 @@ def subtract_ratio(x: Array, scale: float, numerator: Array, denominator: Array)
     if hasattr(x, "addcdiv"):
         return x.addcdiv(numerator, denominator, value=-scale)
     return x - scale * (numerator / denominator)
+
+
+def add_scaled(x: Array, scale: float, y: Array) -> Array:
+    """x + scale · y."""
+    if hasattr(x, "addcdiv"):
+        return x.add(y, alpha=scale)
+    return x + scale * y

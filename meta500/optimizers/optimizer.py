@@ -81,16 +81,17 @@ class ThreeStepOptimizer(Optimizer):
     ) -> dict[str, np.ndarray]:
         """One step (``Optimizer.train``). If the pass fails, prepared parameters are put back."""
         network = self.network
-        self.begin_step()
         originals: dict[str, Array] = {}
-        try:
-            self.prepare(originals)
-            result = network.inference_and_backprop(inputs, loss=self.loss, outputs=self.wanted(outputs))
-        except BaseException:
-            for name, value in originals.items():
-                network.assign(name, value)
-            raise
-        self.update({name: network.native(gradient) for name, gradient in network.gradient()})
+        with network.computing():
+            self.begin_step()
+            try:
+                self.prepare(originals)
+                result = network.inference_and_backprop(inputs, loss=self.loss, outputs=self.wanted(outputs))
+            except BaseException:
+                for name, value in originals.items():
+                    network.assign(name, value)
+                raise
+            self.update({name: network.native(gradient) for name, gradient in network.gradient()})
         return result
 
     def begin_step(self) -> None:
@@ -119,9 +120,10 @@ class ThreeStepOptimizer(Optimizer):
         """
         network = self.network
         present = {name: grad for name, grad in gradients.items() if grad is not None}
-        self.before_updates(present)
-        for name, grad in present.items():
-            network.assign(name, self._updated(grad, network.native(name), name))
+        with network.computing():
+            self.before_updates(present)
+            for name, grad in present.items():
+                network.assign(name, self._updated(grad, network.native(name), name))
         self.step_count += 1
 
     def apply(self, params: Mapping[str, Array], grads: Mapping[str, Array]) -> dict[str, Array]:

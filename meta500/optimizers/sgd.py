@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meta500.backends.hyperparameters import Rate, Real
-from meta500.optimizers.arithmetic import decay_add_
+from meta500.optimizers.arithmetic import add_scaled, decay_add_
 from meta500.optimizers.optimizer import UpdateRuleOptimizer
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class SGD(UpdateRuleOptimizer):
 
     def update_rule(self, grad: Array, old_param: Array, name: str) -> Array:
         if self.weight_decay:
-            grad = grad + self.weight_decay * old_param
-        return old_param - self.rate * grad
+            grad = add_scaled(grad, self.weight_decay, old_param)
+        return add_scaled(old_param, -self.rate, grad)
 
 
 class Momentum(SGD):
@@ -74,8 +74,8 @@ class Momentum(SGD):
 
     def update_rule(self, grad: Array, old_param: Array, name: str) -> Array:
         if self.weight_decay:
-            grad = grad + self.weight_decay * old_param
-        return old_param - self.rate * self.velocity(grad, name)
+            grad = add_scaled(grad, self.weight_decay, old_param)
+        return add_scaled(old_param, -self.rate, self.velocity(grad, name))
 
 
 class Nesterov(Momentum):
@@ -99,5 +99,6 @@ class Nesterov(Momentum):
 
     def update_rule(self, grad: Array, old_param: Array, name: str) -> Array:
         if self.weight_decay:
-            grad = grad + self.weight_decay * old_param
-        return old_param - self.rate * (grad + self.momentum * self.velocity(grad, name))
+            grad = add_scaled(grad, self.weight_decay, old_param)
+        step = add_scaled(grad, self.momentum, self.velocity(grad, name))
+        return add_scaled(old_param, -self.rate, step)

@@ -250,6 +250,7 @@ def test_a_seeded_node_draws_new_masks_that_repeat_from_run_to_run(backend):
     assert np.array_equal(runs[0], runs[1]) and not np.array_equal(*runs[0])
 
 
+@pytest.mark.slow
 def test_compiled_dropout_is_seeded_and_leaves_the_global_generator_alone():
     import torch
 

@@ -21,7 +21,7 @@ from meta500.graph import load
 from meta500.graph.types import dtype_to_onnx
 
 bounded = settings(
-    max_examples=60,
+    max_examples=30,
     derandomize=True,
     database=None,
     deadline=None,
@@ -296,14 +296,13 @@ def test_pooling(window, op_type, ceil, include, seed):
     if min(counts) < 1:
         assert found is None or found[0].size == 0
         return
-    if found is None:
-        # Windows over padding alone have no maximum and no average; a window larger than all does not fit.
-        fits = min(window_counts(size, kernel, strides, dilations, before, after)) > 0
-        assert op_type != "LpPool" or not fits
+    fits = min(window_counts(size, kernel, strides, dilations, before, after)) > 0
+    alone = False
     expected = np.zeros((2, 2, *counts))
     for start in itertools.product(*map(range, counts)):
         places = [p for _, p in positions(start, kernel, strides, dilations, before, size)]
         inside = [x[(..., *p)] for p in places if p is not None]
+        count = len(inside)
         if op_type == "MaxPool":
             value = np.max(inside, axis=0) if inside else -np.inf
         elif op_type == "LpPool":
@@ -319,9 +318,16 @@ def test_pooling(window, op_type, ceil, include, seed):
                 )
                 for offset in itertools.product(*map(range, kernel))
             )
-            count = reach if include else len(inside)
+            count = reach if include else count
             value = np.sum(inside, axis=0) / count if count else np.nan
+        alone = alone or not count
         expected[(..., *start)] = value
+    # Refused: windows over nothing that counts, windows larger than all, and SAME where it would have to cut.
+    cut = kind.startswith("SAME") and any(
+        (math.ceil(n / s) - 1) * s + (k - 1) * d + 1 - n < -1
+        for n, k, s, d in zip(size, kernel, strides, dilations, strict=True)
+    )
+    assert (found is None) == (alone or not fits or cut), (alone, fits, cut)
     if found is not None:
         close(found[0], expected)
 

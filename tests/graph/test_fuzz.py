@@ -30,7 +30,7 @@ from meta500.graph import Model, TensorType, load
 SECONDS, BYTES = 10, 256 * 2**20
 
 bounded = settings(
-    max_examples=1000, derandomize=True, database=None, suppress_health_check=list(HealthCheck), deadline=None
+    max_examples=400, derandomize=True, database=None, suppress_health_check=list(HealthCheck), deadline=None
 )
 long = settings(bounded, max_examples=5000)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,9 @@ class FunctionNetwork:
 
     def feed_tensor(self, name: str, value: np.ndarray) -> None:
         self.params[name] = _like(value, self.params[name])
+
+    def computing(self):
+        return nullcontext()
 
     def inference_and_backprop(
         self, inputs: Arrays, loss: str = "loss", outputs: Any = None

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import meta500
 from meta500.errors import UserError
 from meta500.optimizers import (
     SGD,
@@ -245,3 +246,29 @@ def test_graph_optimizer_refuses_what_it_cannot_do(make_network, tmp_path):
     native.learning_rate = 0.2
     with pytest.raises(UserError, match=r"Native: .* cannot change its learning rate to 0.2"):
         native.train({})
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_step_has_the_threads_of_the_network_throughout(native, monkeypatch):
+    """Else a step that is reported with one thread is updated with all of them."""
+    found = []
+
+    class Counting(SGD):
+        def update_rule(self, grad, old_param, name):
+            found.append(torch.get_num_threads())
+            return super().update_rule(grad, old_param, name)
+
+    step = torch.optim.SGD.step
+    monkeypatch.setattr(
+        torch.optim.SGD, "step", lambda self: (found.append(torch.get_num_threads()), step(self))[1]
+    )
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with meta500.network(meta500.models.mlp(batch=4), "torch", threads=1) as net:
+            optimizer = net.native_optimizer("sgd") if native else Counting(net)
+            optimizer.train({"image": np.zeros((4, 1, 8, 8), np.float32), "label": np.zeros(4, np.int64)})
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert found and set(found) == {1}

@@ -139,6 +139,9 @@ class _Sweep:
         bar = self.bars.get(stage.write.tensor)
         if bar is None or stage.write.tensor not in self.active:
             return
+        if stage.message is not None:
+            self.exchanged_back(stage, bar)
+            return
         if stage.finish is not None:
             raise ValueError(f"stage {stage.name} is differentiated after it was fused")
         upstream: Expr = bar if isinstance(bar, Constant) else Load(Access(bar, stage.write.indices))
@@ -161,6 +164,31 @@ class _Sweep:
             value = mul(upstream, derivative(stage.initial, load))
             if value != ZERO:
                 self.contribute(stage, load.access, value, stage.kept, ())
+
+    def exchanged_back(self, stage: Stage, bar: str | Constant) -> None:
+        """The transposed messages, which change the gradient in place."""
+        assert stage.message is not None
+        tensor = self.program.tensors[stage.write.tensor]
+        if isinstance(bar, Constant):
+            bar = self.filled(tensor.name, bar)
+        elif self.program.tensors[bar].role == INPUT:
+            given = Load(Access(bar, stage.write.indices))
+            bar = self.new(tensor)
+            name = self.program.unique_stage(f"{bar}.copy")
+            write = replace(stage.write, tensor=bar)
+            origin = f"gradient of {tensor.name}"
+            self.program.stages.append(Stage(name, origin, stage.axes, write, given, SET))
+        here = replace(stage.write, tensor=bar)
+        self.program.stages.append(
+            replace(
+                stage,
+                name=self.program.unique_stage(f"{stage.name}.d_{tensor.name}"),
+                origin=f"adjoint of {stage.origin}",
+                write=here,
+                value=Load(here),
+                message=stage.message.adjoint,
+            )
+        )
 
     def of_maximum(self, stage: Stage, upstream: Expr, load: Load) -> Expr:
         """The gradient goes to the iteration that won, or in equal parts to all that reach the maximum."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meta500.backends.generated import memory
+from meta500.backends.generated import cpp_exchange, cpp_messages, memory
 from meta500.backends.generated.contraction import Blocked
 from meta500.backends.generated.cpp_contraction import blocked_body
 from meta500.backends.generated.cpp_nest import Lines, merge_body, nest_body
@@ -16,6 +16,7 @@ from meta500.backends.generated.cpp_winograd_gradient import gradient_body, grad
 from meta500.backends.generated.images import IMAGES
 from meta500.backends.generated.ir import Axis, Stage
 from meta500.backends.generated.layout import EXTERNAL, OWN, SHARED, Place
+from meta500.backends.generated.messages import Exchanging
 from meta500.backends.generated.nests import Nest
 from meta500.backends.generated.pixelwise import Pixelwise
 from meta500.backends.generated.schedule import Kernel, Schedule, Step
@@ -41,6 +42,7 @@ class Argument:
 def sources(schedule: Schedule) -> dict[str, str]:
     """The text of all files by name."""
     kernels = [kernel for step in schedule.steps for kernel in step.kernels]
+    kernels = [kernel for kernel in kernels if not isinstance(kernel.nest, Exchanging)]
     texts = [kernel_text(kernel, schedule) for kernel in kernels]
     files = {"network.h": _header(schedule, kernels)}
     for begin in range(0, len(texts), _KERNELS_PER_FILE):
@@ -208,6 +210,10 @@ def _driver(schedule: Schedule) -> str:
     out.add(f"// The driver of {schedule.program.name}: memory, threads, and the order of the kernels.")
     out.add('#include "network.h"')
     out.add('#include "buffers.h"')
+    if schedule.exchange is not None:
+        out.add(cpp_exchange.HEADER)
+    if cpp_messages.messages(schedule):
+        out.add(cpp_messages.HEADER)
     out.add("#include <cstring>")
     out.add("#include <new>")
     out.add("")
@@ -223,6 +229,10 @@ def _driver(schedule: Schedule) -> str:
     out.add("")
     out.open("struct Instance")
     out.add("meta500::Buffer shared, partial, own[threads];")
+    if schedule.exchange is not None:
+        cpp_exchange.members(out, schedule)
+    if cpp_messages.messages(schedule):
+        cpp_messages.members(out, schedule)
     if schedule.options.profile:
         out.add("// Seconds in every kernel, by thread.")
         count = sum(len(step.kernels) for step in schedule.steps)
@@ -285,6 +295,8 @@ def _sweep(out: Lines, step: Step, sweep: Sweep, schedule: Schedule) -> None:
     for number, kernel in enumerate(kernels):
         bounds = (f"rows[band][{number}]", f"rows[band + 1][{number}]")
         out.add(f"if ({bounds[0]} < {bounds[1]}) {_call(kernel, schedule, True, bounds, pointers)}")
+    if schedule.exchange is not None:
+        cpp_exchange.poll(out)
     out.close(2)
 
 
@@ -317,6 +329,11 @@ def _call(
     bounds: tuple[str, str] | None = None,
     rolling: Mapping[str, str] | None = None,
 ) -> str:
+    if isinstance(kernel.nest, Exchanging):
+        name = kernel.stage.write.tensor
+        place = schedule.places[name]
+        pointer = _pointer(place, name in schedule.batch.tensors, name, schedule, image)
+        return _measured(cpp_messages.call(kernel, schedule.places, pointer), kernel, schedule)
     places, copies = [], _copies(kernel, schedule)
     rolling = rolling or {}
     for a in _arguments(kernel):
@@ -364,6 +381,21 @@ def _share(size: int, granule: int, part: str) -> str:
 
 
 def _merge_call(kernel: Kernel, schedule: Schedule) -> str:
+    """The adding up of a sum's copies, by all threads."""
+    split = merge_split(kernel)
+    size = split.size if split is not None else 1
+    share = (f"meta500::share({size}, part, parts)", f"meta500::share({size}, part + 1, parts)")
+    call = _merge_of(kernel, schedule, *share)
+    return call if split is not None else f"if (part == 0) {call}"
+
+
+def _merge_alone(kernel: Kernel, schedule: Schedule) -> str:
+    """The same, by one thread."""
+    split = merge_split(kernel)
+    return _merge_of(kernel, schedule, "0", str(split.size if split is not None else 1))
+
+
+def _merge_of(kernel: Kernel, schedule: Schedule, low: str, high: str) -> str:
     assert kernel.merge is not None
     partial = schedule.partials[kernel.name]
     pieces = [
@@ -373,11 +405,7 @@ def _merge_call(kernel: Kernel, schedule: Schedule) -> str:
     ]
     for a in _merge_arguments(arguments(kernel.merge), kernel):
         pieces.append(_pointer(schedule.places[a.tensor], False, a.tensor, schedule, False))
-    split = merge_split(kernel)
-    size = split.size if split is not None else 1
-    pieces += [f"meta500::share({size}, part, parts)", f"meta500::share({size}, part + 1, parts)"]
-    call = f"{kernel.name}_merge({', '.join(pieces)});"
-    return call if split is not None else f"if (part == 0) {call}"
+    return f"{kernel.name}_merge({', '.join([*pieces, low, high])});"
 
 
 def _merges(out: Lines, sums: Sequence[Kernel], schedule: Schedule) -> None:
@@ -420,25 +448,53 @@ def _region(out: Lines, number: int, step: Step, schedule: Schedule) -> None:
         out.add(_prepare_call(kernel, schedule))
     if prepared:
         out.add("meta500::wait();")
+    exchange = schedule.exchange
+    if exchange is not None:
+        cpp_exchange.watch(out, schedule, number, None)
     if step.kind == IMAGES:
         count = schedule.batch.count
         out.add(
             f"const long first = meta500::share({count}, part, parts), "
             f"last = meta500::share({count}, part + 1, parts);"
         )
+        if exchange is not None:
+            cpp_exchange.watch_earlier(out, schedule, number, True)
         out.open("for (long n = first; n < last; ++n)")
-        for sweep in step.sweeps:
+        if exchange is not None:
+            cpp_exchange.watch_earlier(out, schedule, number, False)
+        for position, sweep in enumerate(step.sweeps):
+            if exchange is None:
+                _sweep(out, step, sweep, schedule)
+                continue
+            cpp_exchange.weigh(out, schedule, number, position, True)
+            out.open("")
+            cpp_exchange.watch(out, schedule, number, position)
             _sweep(out, step, sweep, schedule)
+            out.close()
+            cpp_exchange.after_sweep(out, schedule, number, position, lambda one: _merge_alone(one, schedule))
         out.close()
+        if exchange is not None:
+            early = exchange.early(number)
+            sums = [one for one in sums if one.name not in early]
+            cpp_exchange.end_of_images(out)
         out.add("meta500::wait();")
         _merges(out, sums, schedule)
+        if exchange is not None:
+            cpp_exchange.end_of_region(out, schedule, number)
     else:
-        for kernel in step.kernels:
+        for position, kernel in enumerate(step.kernels):
+            if exchange is not None:
+                cpp_exchange.weigh(out, schedule, number, position, False)
+                out.open("")
+                cpp_exchange.watch(out, schedule, number, position)
             call = _call(kernel, schedule, False)
-            alone = kernel.nest.split is None
+            alone = kernel.nest.split is None and not isinstance(kernel.nest, Exchanging)
             out.add(f"if (part == 0) {call}" if alone else call)
             out.add("meta500::wait();")
             _merges(out, kernel.sums, schedule)
+            if exchange is not None:
+                out.close()
+                cpp_exchange.after_kernel(out, schedule, number, position)
     out.depth -= 1
     out.add("}")
     out.add("")
@@ -450,12 +506,20 @@ def _run(out: Lines, schedule: Schedule, faults: list[str]) -> None:
     out.add("{")
     out.depth += 1
     out.add("int fault = 0;")
+    exchange = schedule.exchange
+    if exchange is not None:
+        cpp_exchange.begin(out, schedule)
+    exchanging = bool(cpp_messages.messages(schedule))
+    if exchanging:
+        out.add("instance.messages.begin();")
     out.add("#pragma omp parallel num_threads(team_size)")
     out.open("")
     out.add("const int part = meta500::thread(), parts = meta500::team();")
     shared = {}
     for number, step in enumerate(schedule.steps):
         stop = "fault == 0" if number else "true"
+        if exchange is not None and number <= exchange.last:
+            stop += " && exchange.works()"
         out.add(f"if ({stop}) region_{number}(instance, tensors, part, parts);")
         written = {n for k in step.kernels for p in k.parts for n in (p.merge or p.stage).writes()}
         for position, name in enumerate(faults, 1):
@@ -465,9 +529,15 @@ def _run(out: Lines, schedule: Schedule, faults: list[str]) -> None:
                 out.open("if (part == 0)")
                 out.add("char* const shared = instance.shared.at<char>();")
                 out.add(f"if (*({_pointer(place, False, name, schedule, False)}) != 0) fault = {position};")
+                if exchanging:
+                    out.add("fault = instance.messages.worst(fault);")
                 out.close()
                 out.add("meta500::wait();")
+        if exchange is not None and number == exchange.last:
+            cpp_exchange.finish(out, schedule, faults)
     out.close()
+    if exchanging:
+        out.add("if (instance.messages.fault()) fault = instance.messages.fault();")
     out.add("return fault;")
     out.depth -= 1
     out.add("}")
@@ -509,6 +579,10 @@ def _interface(out: Lines, schedule: Schedule) -> None:
     out.add(f"return {NAMESPACE}::run(*static_cast<{NAMESPACE}::Instance*>(instance), tensors);")
     out.close()
     out.add("")
+    if schedule.exchange is not None:
+        cpp_exchange.interface(out, NAMESPACE)
+    if cpp_messages.messages(schedule):
+        cpp_messages.interface(out, NAMESPACE)
     if schedule.options.profile:
         out.add("// Seconds of one thread in every kernel since the instance was opened.")
         out.open("const double* meta500_seconds(void* instance, int thread)")

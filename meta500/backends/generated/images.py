@@ -107,6 +107,8 @@ def _shared(stage: Stage, batch: Batch, axis: str) -> bool:
 
 
 def _kind(stage: Stage, batch: Batch) -> tuple[str, str | None]:
+    if stage.message is not None:
+        return MIXING, None
     axis = _image_axis(stage, batch)
     written = stage.write.tensor in batch.tensors
     if axis is None:
@@ -130,11 +132,12 @@ def divide(program: Program, batch: Batch) -> list[Region]:
     A stage joins the open region as long as nothing it needs is summed up over that region's images.
     """
     before = _predecessors(program)
+    wanted = [_wanted(stage, program, batch) for stage in program.stages]
     waiting = list(range(len(program.stages)))
     done: set[int] = set()
     regions: list[Region] = []
     while waiting:
-        kind = _wanted(program.stages[waiting[0]], program, batch)
+        kind = wanted[waiting[0]]
         region = Region(kind)
         unfinished: set[int] = set()  # sums over images that are complete when the region ends
         progress = True
@@ -142,7 +145,7 @@ def divide(program: Program, batch: Batch) -> list[Region]:
             progress = False
             for position in list(waiting):
                 stage = program.stages[position]
-                if _wanted(stage, program, batch) != kind or not before[position] <= done:
+                if wanted[position] != kind or not before[position] <= done:
                     continue
                 if before[position] & unfinished:
                     continue
@@ -176,10 +179,15 @@ def _predecessors(program: Program) -> list[set[int]]:
     result: list[set[int]] = []
     writers: dict[str, list[tuple[int, Access, Stage]]] = {}
     readers: dict[str, list[tuple[int, Access, Stage]]] = {}
+    message: int | None = None
     for position, stage in enumerate(program.stages):
         reads = [load.access for load in stage.loads()] + ([stage.write] if stage.onto else [])
         writes = [stage.write] + ([stage.winner[0]] if stage.winner else [])
         needed = set()
+        if stage.message is not None:
+            # All processes exchange in the same order.
+            needed |= {message} if message is not None else set()
+            message = position
         for access in reads:
             needed |= {p for p, a, s in writers.get(access.tensor, ()) if overlap(access, stage, a, s)}
         for access in writes:

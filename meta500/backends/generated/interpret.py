@@ -10,6 +10,7 @@ import numpy as np
 from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.expressions import Access, Apply, Constant, Expr, Index, Load, Result
 from meta500.backends.generated.ir import MAX, RANDOM, REAL, SUM, Program, Stage
+from meta500.errors import UserError
 
 Array = Any
 
@@ -46,7 +47,13 @@ def run(
 
 
 def run_stage(stage: Stage, values: dict[str, np.ndarray]) -> None:
-    """One stage, in place."""
+    """One stage, in place.
+
+    Raises:
+        UserError: it exchanges messages with other processes.
+    """
+    if stage.message is not None:
+        raise UserError(f"stage {stage.name} exchanges messages, which the interpreter of stages does not do")
     sizes = [axis.size for axis in stage.axes]
     grid = np.indices(sizes).reshape(len(sizes), -1) if sizes else np.zeros((0, 1), int)
     points = {axis.name: grid[i] for i, axis in enumerate(stage.axes)}

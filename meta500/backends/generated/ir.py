@@ -23,13 +23,18 @@ import numpy as np
 
 from meta500.backends.generated.affine import Affine, Guard
 from meta500.backends.generated.expressions import Access, Apply, Expr, Load, loads, substitute
+from meta500.backends.generated.messages import Message
 
 SET, SUM, MAX = "set", "sum", "max"
+# Changes its tensor in place by messages between processes.
+MESSAGE = "message"
 REAL, INDEX, LABEL, FLAG = "real", "int32", "int64", "bool"
 # Roles of tensors.
 INPUT, PARAMETER, CONSTANT, VALUE, GRADIENT = "input", "parameter", "constant", "value", "gradient"
 # The input with the seed and the number of the run, for random numbers.
 RANDOM = "random.state"
+# The input with the share of this rank in the mean over all ranks.
+WEIGHT = "rank.weight"
 GATHER, REDUCTION, ATOMICS = "gather", "reduction", "atomics"
 
 
@@ -73,7 +78,7 @@ class Stage:
         axes: all loops.
         write: the element that is written.
         value: what is written, or one term of the sum or maximum.
-        combine: "set", "sum" or "max".
+        combine: "set", "sum", "max" or "message".
         guards: iterations for which one of them does not hold do nothing.
         initial: what a sum or maximum begins with (an expression of the written element's axes); None for 0
             or minus infinity.
@@ -83,6 +88,7 @@ class Stage:
             and that number as an index expression. Without it, equal maxima share the gradient.
         method: of an adjoint stage: gather, reduction or atomics.
         verdict: why.
+        message: of a stage with combine "message": what is exchanged.
     """
 
     name: str
@@ -98,13 +104,14 @@ class Stage:
     winner: tuple[Access, Affine] | None = None
     method: str = ""
     verdict: str = ""
+    message: Message | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
         """Size of every axis."""
         return {axis.name: axis.size for axis in self.axes}
 
-    @property
+    @functools.cached_property
     def reduced(self) -> tuple[Axis, ...]:
         """Axes that the written index lacks."""
         kept = self.write.axes
@@ -128,8 +135,12 @@ class Stage:
 
     def reads(self) -> list[str]:
         """Names of the tensors that it reads, its own included if it adds onto it."""
-        names = [load.access.tensor for load in self.loads()]
-        return list(dict.fromkeys(names + ([self.write.tensor] if self.onto else [])))
+        return list(self._reads)
+
+    @functools.cached_property
+    def _reads(self) -> tuple[str, ...]:
+        names = [load.access.tensor for load in self._loads]
+        return tuple(dict.fromkeys(names + ([self.write.tensor] if self.onto else [])))
 
     def writes(self) -> list[str]:
         """Names of the tensors that it writes."""
@@ -166,6 +177,8 @@ class Stage:
         value = str(self.value)
         if isinstance(self.value, Apply) and value.startswith("(") and value.endswith(")"):
             value = value[1:-1]
+        if self.message is not None:
+            return f"{self.name}  # {self.origin}\n  {self.write.tensor}: {self.message}"
         sign = {SET: "=", SUM: "+=", MAX: "max="}[self.combine]
         tail = f"   from {self.initial}" if self.initial is not None else ""
         tail += "   onto what is there" if self.onto else ""
@@ -208,6 +221,41 @@ def leaves(stage: Stage, tensors: Mapping[str, Tensor]) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """Reductions over all ranks that belong to a program: its gradients become sums over ranks.
+
+    Backward begins with this rank's share (the tensor :data:`WEIGHT`) instead of 1, so that the sums are
+    weighted means. Every range is reduced as soon as the last stage that writes into it is done; the stages
+    in ``after`` see the sums.
+
+    Attributes:
+        tensor: the flat tensor of all gradients; "" where only statistics are reduced.
+        ranges: first element and end of every part of it, in the order in which all ranks begin with them.
+        names: what every range holds.
+        statistics: tensors that become weighted means when everything else is reduced.
+        after: names of the stages that come afterwards.
+        samples: of this rank; its share is this number over the sum of those of all ranks.
+    """
+
+    tensor: str
+    ranges: tuple[tuple[int, int], ...]
+    names: tuple[str, ...]
+    statistics: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    samples: int = 1
+
+    def lines(self) -> Iterator[str]:
+        """The reductions as text."""
+        for (first, end), name in zip(self.ranges, self.names, strict=True):
+            yield f"{name}  # reduction over ranks"
+            yield f"  for e<{end - first}"
+            yield f"    {self.tensor}[e+{first}] = sum over ranks of {self.tensor}[e+{first}]"
+        for name in self.statistics:
+            yield f"{name}  # reduction over ranks"
+            yield f"  {name} = sum over ranks of {WEIGHT} * {name}"
+
+
 @dataclass
 class Program:
     """Stages in order, with the tensors that they read and write.
@@ -224,6 +272,7 @@ class Program:
             otherwise.
         baked: initializers whose values the stages contain.
         exact: names of sums that keep their direct form, see ``kinks.py``.
+        exchange: reductions over ranks, if any.
     """
 
     name: str
@@ -236,6 +285,7 @@ class Program:
     faults: dict[str, str] = field(default_factory=dict)
     baked: set[str] = field(default_factory=set)
     exact: set[str] = field(default_factory=set)
+    exchange: Exchange | None = None
 
     def unique(self, name: str) -> str:
         """``name``, with a number if a tensor has it already."""
@@ -279,6 +329,9 @@ class Program:
         for stage in self.stages:
             yield ""
             yield from str(stage).splitlines()
+        if self.exchange is not None:
+            yield ""
+            yield from self.exchange.lines()
         yield ""
         for kind in ("outputs", "gradients", "updates"):
             pairs = getattr(self, kind)

@@ -6,13 +6,19 @@ import ctypes
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from meta500.backends import library_cache
-from meta500.backends.generated import cpp
+from meta500.backends.generated import cpp, mpi
+from meta500.backends.generated.cpp_messages import messages
 from meta500.backends.generated.manifest import Manifest
+from meta500.backends.generated.process_messages import ProcessMessages
+from meta500.backends.generated.rank_exchange import RankExchange
+from meta500.backends.generated.ranks import SUM, Ranks
 from meta500.backends.generated.schedule import Schedule
+from meta500.backends.process_grid import find
 from meta500.backends.targets import Target
 from meta500.backends.toolchain import LIBRARY, compile_text, load_library
 from meta500.errors import UserError
@@ -20,21 +26,30 @@ from meta500.errors import UserError
 RUNTIME = Path(__file__).parent / "runtime"
 
 
-def build(schedule: Schedule, target: Target, parameters: str, gradients: str) -> Manifest:
+def build(
+    schedule: Schedule, target: Target, parameters: str, gradients: str, library: mpi.MpiLibrary | None = None
+) -> Manifest:
     """Compile a schedule.
 
     Args:
         schedule: what runs.
         target: the processor.
         parameters, gradients: names of the packed tensors, "" where there are none.
+        library: the MPI library that the schedule's code calls, if it does.
 
     Raises:
         UserError: the compiler is missing or fails.
     """
     path = compile_text(
-        cpp.sources(schedule), include=[RUNTIME], target=target, openmp=schedule.options.threads > 1
+        cpp.sources(schedule),
+        () if library is None else library.flags,
+        include=[RUNTIME],
+        target=target,
+        openmp=schedule.options.threads > 1,
     )
+    plan = schedule.exchange
     program = schedule.program
+    sent = [kernel.stage.message for kernel in messages(schedule)]
     tensors = [program.tensors[name] for name in schedule.external]
     return Manifest(
         name=program.name,
@@ -50,6 +65,9 @@ def build(schedule: Schedule, target: Target, parameters: str, gradients: str) -
         threads=schedule.options.threads,
         total_bytes=schedule.total_bytes,
         constants={t.name: program.constants[t.name] for t in tensors if t.name in program.constants},
+        timed=[] if plan is None else [(one.lane, one.name, one.bytes) for one in plan.timed],
+        samples=1 if plan is None else plan.exchange.samples,
+        group=next((message.group for message in sent if message is not None), ""),
     )
 
 
@@ -59,12 +77,13 @@ class Executable:
     Args:
         manifest: what there is to know of it.
         plan: makes its schedule, for those who want to look at it.
+        communicator: of the ranks over which it reduces, an mpi4py communicator.
 
     Raises:
         UserError: memory does not suffice, or this processor does not run its code.
     """
 
-    def __init__(self, manifest: Manifest, plan: Callable[[], Schedule]) -> None:
+    def __init__(self, manifest: Manifest, plan: Callable[[], Schedule], communicator: Any = None) -> None:
         self.manifest = manifest
         self._plan = plan
         self.path = library_cache.library_entry(manifest.library) / LIBRARY
@@ -82,6 +101,13 @@ class Executable:
                 f"{manifest.threads} threads, which are not available: use a smaller batch or fewer threads"
             )
         self._pointers = (ctypes.c_void_p * max(len(manifest.external), 1))()
+        self._exchange: RankExchange | None = None
+        if manifest.exchanges:
+            self._exchange = RankExchange(self._library, self._instance, manifest, communicator)
+        self._messages: ProcessMessages | None = None
+        if manifest.group:
+            grid = find(manifest.group)
+            self._messages = ProcessMessages(self._library, self._instance, grid)
 
     @functools.cached_property
     def schedule(self) -> Schedule:
@@ -89,7 +115,7 @@ class Executable:
         return self._plan()
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Run once.
+        """Run once. A program that reduces over ranks waits for the other ranks.
 
         Args:
             arrays: contiguous arrays of the external tensors, by name; results are written into them.
@@ -100,6 +126,12 @@ class Executable:
         for number, (name, _, _) in enumerate(self.manifest.external):
             self._pointers[number] = arrays[name].ctypes.data
         fault = self._library.meta500_run(self._instance, self._pointers)
+        if self._messages is not None:
+            self._messages.count()
+        if fault and self._messages is not None and (error := self._messages.error(fault)):
+            raise error
+        if fault and self._exchange is not None:
+            raise self._exchange.error(fault)
         if fault:
             raise UserError(self.manifest.faults[fault - 1])
 
@@ -112,6 +144,15 @@ class Executable:
         threads = self.schedule.options.threads
         found = [function(self._instance, thread) for thread in range(threads)]
         return {name: sum(f[i] for f in found) / threads for i, name in enumerate(names)}
+
+    def share(self, ranks: Ranks, idle: bool) -> None:
+        """Say how the coming run takes part in reductions; ``idle``: without samples."""
+        assert self._exchange is not None
+        self._exchange.share(0 if idle else self.manifest.samples, ranks.loss_reduction == SUM, ranks.seconds)
+
+    def spans(self) -> list[tuple[str, str, int, int, int]]:
+        """Lane, name, begin and end (ns of the steady clock) and bytes of what the last run recorded."""
+        return [] if self._exchange is None else self._exchange.spans()
 
     def close(self) -> None:
         """Free its memory."""

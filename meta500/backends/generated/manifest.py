@@ -41,6 +41,9 @@ class Manifest:
         threads: of the program.
         total_bytes: of its memory.
         constants: contents of external tensors that belong to the program.
+        timed: for programs that reduce over ranks, what they record the times of: lane, name and bytes.
+        samples: of these programs, in one run.
+        group: name of the processes that the program exchanges messages with in its middle, if it does.
     """
 
     name: str
@@ -56,6 +59,14 @@ class Manifest:
     threads: int
     total_bytes: int
     constants: dict[str, np.ndarray] = field(default_factory=dict)
+    timed: list[tuple[str, str, int]] = field(default_factory=list)
+    samples: int = 1
+    group: str = ""
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the program reduces over ranks."""
+        return bool(self.timed)
 
     def save(self, key: str) -> None:
         """Keep it in the cache.
@@ -83,6 +94,7 @@ class Manifest:
                 plain = json.loads(file["text"].tobytes())
                 constants = {str(name): file[f"constant {i}"] for i, name in enumerate(file["names"])}
             plain["external"] = [(name, tuple(shape), dtype) for name, shape, dtype in plain["external"]]
+            plain["timed"] = [(lane, name, size) for lane, name, size in plain["timed"]]
             found = Manifest(**plain, constants=constants)
         except (ValueError, KeyError, TypeError, OSError):
             return None

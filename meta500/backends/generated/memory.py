@@ -68,8 +68,7 @@ def arrange(
     cleared = frozenset(
         a.place.tensor
         for a in blocks
-        if a.place.halo.any
-        and any(a.begin < b.end and b.begin < a.end and not _twins(a, b.place, b.begin) for b in blocks)
+        if a.place.halo.any and any(a.begin < b.end and b.begin < a.end and not _twins(a, b) for b in blocks)
     )
     assert clearing or not cleared
     return Arena(found, max((b.end for b in blocks), default=0), cleared)
@@ -79,30 +78,37 @@ def _placed(
     order: Sequence[Place], lives: Mapping[str, tuple[Any, Any]], sizes: Mapping[str, int], clearing: bool
 ) -> list[_Block]:
     done: list[_Block] = []
+    alike: dict[object, list[_Block]] = {}
     for place in order:
         size = sizes[place.tensor]
         begin, end = lives[place.tensor]
-        alive = [b for b in done if lives[b.place.tensor][0] <= end and begin <= lives[b.place.tensor][1]]
-        apart = alive if clearing else [b for b in done if b in alive or _with_zeros(b.place, place)]
+        zeros = place.halo.any
+        alive, apart = [], []
+        for block in done:
+            first, last = lives[block.place.tensor]
+            together = first <= end and begin <= last
+            if together:
+                alive.append(block)
+            if together or (not clearing and (zeros or block.place.halo.any)):
+                apart.append(block)
+        peers = alike.setdefault(place.geometry, [])
         # The memory of a tensor of the same geometry has the zeros already.
-        twins = [
-            b.begin
-            for b in done
-            if _twins(b, place, b.begin)
-            and not any(b.begin < a.end and a.begin < b.begin + size for a in alive)
-        ]
-        at = min(twins) if twins and place.halo.any else _gap(apart, size)
-        done.append(_Block(place, at, at + size))
+        at = _lowest_free(sorted({b.begin for b in peers}), size, alive) if zeros else None
+        start = _gap(apart, size) if at is None else at
+        block = _Block(place, start, start + size)
+        done.append(block)
+        peers.append(block)
     return done
 
 
-def _with_zeros(one: Place, other: Place) -> bool:
-    return one.halo.any or other.halo.any
+def _lowest_free(begins: Sequence[int], size: int, blocks: Sequence[_Block]) -> int | None:
+    """The first of ``begins`` from which ``size`` bytes meet none of ``blocks``."""
+    return next((at for at in begins if not any(at < b.end and b.begin < at + size for b in blocks)), None)
 
 
-def _twins(block: _Block, place: Place, begin: int) -> bool:
-    """Whether two places at the same offset have their zeros at the same places."""
-    return block.begin == begin and block.place.geometry == place.geometry
+def _twins(one: _Block, other: _Block) -> bool:
+    """Whether two places have their zeros in the same memory."""
+    return one.begin == other.begin and one.place.geometry == other.place.geometry
 
 
 def _gap(blocks: Sequence[_Block], size: int) -> int:

@@ -6,50 +6,42 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from meta500.backends.array_network import ArrayNetwork
 from meta500.backends.checks import check_cotangent
-from meta500.backends.generated.adjoint import METHODS, differentiate, without_dead_stages
+from meta500.backends.generated import mpi
+from meta500.backends.generated.adjoint import METHODS
+from meta500.backends.generated.exchange import BUCKET_BYTES, order_of_use
+from meta500.backends.generated.forms import (
+    COTANGENT,
+    Form,
+    external,
+    joined,
+    shapes_of,
+    stages_of,
+    with_shapes,
+)
 from meta500.backends.generated.fusion import fused
-from meta500.backends.generated.ir import PARAMETER, RANDOM, REAL, Program, Tensor
-from meta500.backends.generated.kinks import exact_stages
+from meta500.backends.generated.ir import RANDOM, REAL, Program
 from meta500.backends.generated.library import Executable, build
 from meta500.backends.generated.lower import BACKEND, lower, rules
 from meta500.backends.generated.manifest import Manifest, known, network_digest, program_key, remember
-from meta500.backends.generated.packing import Packing, packed
+from meta500.backends.generated.packing import Packing
+from meta500.backends.generated.ranks import MEAN, Ranks, has_no_samples, network_facts, stand_ins
 from meta500.backends.generated.schedule import Options, Schedule, schedule
-from meta500.backends.generated.updates import with_update
 from meta500.backends.network import GRADIENT_PREFIX, NATIVE, UNSUPPORTED, NodeCoverage
 from meta500.backends.targets import target as find_target
 from meta500.errors import UserError, choose
-from meta500.graph import Model, Operation, TensorType, ValueType
+from meta500.graph import AllReduce, HaloExchange, Model, Operation, TensorType, ValueType
 from meta500.graph.passes import infer_types, training_form
 from meta500.graph.types import is_floating
 
 _REALS = {"float32": "float", "float64": "double"}
-COTANGENT = "cotangent"
 COMPILER, EXASTENCILS = "compiler", "exastencils"
-
-
-@dataclass(frozen=True)
-class Form:
-    """What one executable computes.
-
-    ``loss`` is empty for inference; ``variables`` are differentiated by; ``shapes`` are those of the inputs;
-    ``optimizer`` names the update that follows, if any.
-    """
-
-    outputs: tuple[str, ...]
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    loss: str = ""
-    variables: tuple[str, ...] = ()
-    cotangent: bool = False
-    updates: tuple[tuple[str, str], ...] = ()
-    optimizer: str = ""
 
 
 class GeneratedNetwork(ArrayNetwork):
@@ -68,6 +60,13 @@ class GeneratedNetwork(ArrayNetwork):
             that of the direct form.
         toolchain: "compiler" (C++ of ours) or "exastencils" (layer-4 code, C++ by ExaStencils; see
             docs/exastencils.md): networks of pictures, without native optimizers.
+        communicator: an mpi4py communicator: native optimizers average the gradients over its ranks, each
+            begun inside the step as soon as it is complete. Making the network is then collective.
+        reduce_gradients: with a communicator, gradients of :meth:`inference_and_backprop` are those of the
+            mean loss over the samples of all ranks; else those of this rank.
+        bucket_bytes: gradients of neighbouring layers join until they have so many bytes; 1: each on its own.
+        loss_reduction: of the loss over the samples of a batch, "mean" or "sum": decides how gradients of
+            several ranks combine.
     """
 
     backend = BACKEND
@@ -84,9 +83,16 @@ class GeneratedNetwork(ArrayNetwork):
         profile: bool = False,
         winograd: bool = True,
         toolchain: str = COMPILER,
+        communicator: Any = None,
+        reduce_gradients: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
+        loss_reduction: str = MEAN,
     ) -> None:
         self.profile, self.winograd = profile, winograd
         self.toolchain = choose("toolchain", toolchain, (COMPILER, EXASTENCILS))
+        if communicator is not None and self.toolchain != COMPILER:
+            raise UserError(f"toolchain '{self.toolchain}' does not take a communicator; use '{COMPILER}'")
+        self.ranks = Ranks.of(communicator, reduce_gradients, bucket_bytes, loss_reduction)
         self.adjoint = choose("method of adjoints", adjoint, METHODS)
         self.target = find_target(target)
         if precision is not None:
@@ -95,7 +101,10 @@ class GeneratedNetwork(ArrayNetwork):
         self._tensors: dict[str, np.ndarray] = {}
         self._last: dict[str, np.ndarray] = {}
         self._runs = 0
+        self._last_exchange: Form | None = None
         self._rebuild()
+        if self.ranks.reduce_gradients:
+            self.join_ranks({})
 
     @classmethod
     def node_coverage(
@@ -113,6 +122,8 @@ class GeneratedNetwork(ArrayNetwork):
             found["adjoint"] = self.adjoint
         if self.toolchain != COMPILER:
             found["toolchain"] = self.toolchain
+        if self.ranks.size > 1:
+            found["ranks"] = self.ranks.size
         return found
 
     def _check_coverage(self) -> None:
@@ -143,7 +154,7 @@ class GeneratedNetwork(ArrayNetwork):
         if static and not (self._lowered and known(self._lowered)):
             for training in (False, True):
                 model = infer_types(self._forms[training][0], strict=False)
-                lower(model, list(self.model.outputs), self._external(model))
+                lower(model, list(self.model.outputs), external(model, self._parameters))
             if self._lowered:
                 remember(self._lowered)
 
@@ -170,7 +181,10 @@ class GeneratedNetwork(ArrayNetwork):
 
     def _pack(self) -> None:
         """Lay all parameters out in one array; ``self._tensors`` has views of it."""
-        shapes = {name: self._tensors[name].shape for name in self._parameters}
+        names = list(self._parameters)
+        if self.ranks.communicator is not None:
+            names = order_of_use(self._forms[True][0].graph, names)
+        shapes = {name: self._tensors[name].shape for name in names}
         self.packing = Packing.of(shapes)
         self.packed = aligned_zeros(self.packing.size, self.real)
         for name in self._parameters:
@@ -190,7 +204,7 @@ class GeneratedNetwork(ArrayNetwork):
     ) -> dict[str, np.ndarray]:
         wanted = self._select_outputs(inputs, outputs)
         arrays = self._feed(inputs)
-        form = Form(wanted, _shapes(arrays))
+        form = Form(wanted, shapes_of(arrays))
         return self._run(form, arrays)
 
     def inference_and_backprop(
@@ -205,13 +219,26 @@ class GeneratedNetwork(ArrayNetwork):
         wanted = self._select_outputs(inputs, outputs)
         wanted = wanted if loss in wanted else (*wanted, loss)
         variables = self._check_wrt(wrt)
-        arrays = self._feed(inputs)
+        exchange = self.ranks.bytes_if_asked
+        arrays, idle = self._feed_some(inputs, exchange)
         form, updates = self._forms[True]
         chosen = self._updates(updates, form, inputs)
-        key = Form(wanted, _shapes(arrays), loss, variables, cotangent is not None, tuple(chosen.items()))
+        if exchange and cotangent is not None:
+            raise UserError(
+                "reduce_gradients=True averages the gradients of a loss; it takes no cotangent of one rank"
+            )
+        key = Form(
+            wanted,
+            shapes_of(arrays),
+            loss,
+            variables,
+            cotangent is not None,
+            tuple(chosen.items()),
+            exchange=exchange,
+        )
         if cotangent is not None:
             arrays[COTANGENT] = self._cotangent(loss, cotangent, arrays)
-        return self._run(key, arrays)
+        return self._run(key, arrays, idle=idle)
 
     def train_step(
         self,
@@ -224,26 +251,45 @@ class GeneratedNetwork(ArrayNetwork):
         """Forward, backward and the update of an optimizer in one call.
 
         Args:
-            inputs, loss, outputs: as for :meth:`inference_and_backprop`.
+            inputs, loss, outputs: as for :meth:`inference_and_backprop`. With several ranks the first
+                dimension of the inputs may be 0 on some: they take part without a pass, and give out a loss
+                that is NaN.
             optimizer: a name of :data:`updates.UPDATES`.
             state: its slots (packed arrays) and settings (numbers) by tensor name.
         """
         self._check_loss(inputs, loss)
         wanted = self._select_outputs(inputs, outputs)
         wanted = wanted if loss in wanted else (*wanted, loss)
-        arrays = self._feed(inputs)
+        exchange = self.ranks.bytes_if_training
+        arrays, idle = self._feed_some(inputs, exchange)
         form, updates = self._forms[True]
         chosen = self._updates(updates, form, inputs)
         key = Form(
-            wanted, _shapes(arrays), loss, tuple(self._parameters), False, tuple(chosen.items()), optimizer
+            wanted,
+            shapes_of(arrays),
+            loss,
+            tuple(self._parameters),
+            False,
+            tuple(chosen.items()),
+            optimizer,
+            exchange,
         )
-        return self._run(key, arrays, state)
+        return self._run(key, arrays, state, idle)
 
     def _cotangent(self, loss: str, cotangent: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         model = with_shapes(self._forms[True][0], {n: a.shape for n, a in arrays.items()})
         shape = getattr(model.outputs[loss], "shape", None)
         check_cotangent(loss, self.real, shape or (), cotangent)
         return np.asarray(cotangent, self.real, order="C")
+
+    def _feed_some(self, inputs: Mapping[str, Any], exchange: int) -> tuple[dict[str, np.ndarray], bool]:
+        """The inputs as arrays, and whether they stand in for a batch without samples."""
+        if exchange:
+            arrays = {name: self._as_input(name, value) for name, value in inputs.items()}
+            if has_no_samples(arrays):
+                before = self._last_exchange.shapes if self._last_exchange is not None else ()
+                return stand_ins(arrays, before), True
+        return self._feed(inputs), False
 
     def _feed(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         arrays = {name: np.asarray(self._as_input(name, value), order="C") for name, value in inputs.items()}
@@ -256,7 +302,11 @@ class GeneratedNetwork(ArrayNetwork):
         return arrays
 
     def _run(
-        self, form: Form, fed: dict[str, np.ndarray], state: Mapping[str, np.ndarray] | None = None
+        self,
+        form: Form,
+        fed: dict[str, np.ndarray],
+        state: Mapping[str, np.ndarray] | None = None,
+        idle: bool = False,
     ) -> dict[str, np.ndarray]:
         executable = self.executable(form)
         manifest = executable.manifest
@@ -277,9 +327,14 @@ class GeneratedNetwork(ArrayNetwork):
                 arrays[name] = self._contiguous(name)
             else:
                 arrays[name] = self._buffer(name, shape, self._dtype(kind))
+        if form.exchange:
+            self._last_exchange = form
+            executable.share(self.ranks, idle)
         executable.run(arrays)
         self._runs += 1
         found = {name: arrays[manifest.outputs[name]] for name in form.outputs}
+        if idle:
+            found = {form.loss: np.full((), np.nan, self.real)}
         self._last = {name: fed[name] for name in fed if name != COTANGENT} | found
         for name, tensor in manifest.gradients.items():
             array = arrays[tensor]
@@ -326,24 +381,49 @@ class GeneratedNetwork(ArrayNetwork):
         if form not in self._executables:
             options = self._schedule_options()
             key = program_key(
-                self._digest, self.target, form, options, self.adjoint, self._with_zeros, self.toolchain
+                self._digest,
+                self.target,
+                form,
+                options,
+                self.adjoint,
+                self._with_zeros,
+                self._toolchain(form),
             )
             manifest = Manifest.load(key)
             if manifest is None:
                 manifest = self._built(form)
                 manifest.save(key)
-            self._executables[form] = Executable(manifest, lambda: self.planned(form)[0])
+            self._executables[form] = Executable(
+                manifest, lambda: self.planned(form)[0], self.ranks.communicator
+            )
         return self._executables[form]
+
+    @property
+    def _collective(self) -> bool:
+        """Whether the network is that of a block and exchanges messages with others between its layers."""
+        return any(isinstance(op, HaloExchange | AllReduce) for op in self.model.graph.operations)
+
+    def _toolchain(self, form: Form) -> str:
+        """The name of the toolchain, with what tells one generator, and one MPI library, from another."""
+        if self.toolchain == COMPILER:
+            uses = form.exchange or self._collective
+            return f"{self.toolchain} {mpi.mpi_library().identity}" if uses else self.toolchain
+        from meta500.backends.generated.exaslang.generator import identity
+
+        return f"{self.toolchain} {identity()}"
 
     def _built(self, form: Form) -> Manifest:
         if self.toolchain == EXASTENCILS:
             return self._through_exastencils(form)
         plan, parameters, gradients = self.planned(form)
-        return build(plan, self.target, parameters, gradients)
+        library = mpi.mpi_library() if form.exchange or self._collective else None
+        return build(plan, self.target, parameters, gradients, library)
 
     def _through_exastencils(self, form: Form) -> Manifest:
         from meta500.backends.generated.exaslang import library
 
+        if self._collective:
+            raise UserError("toolchain 'exastencils' has no messages between blocks; use 'compiler'")
         if form.optimizer or form.cotangent:
             raise UserError(
                 "toolchain 'exastencils' runs losses and gradients: take a reference optimizer, "
@@ -377,55 +457,11 @@ class GeneratedNetwork(ArrayNetwork):
 
     def program(self, form: Form) -> tuple[Program, str, str]:
         """The fused stages of a form, and the names of its packed parameters and gradients ("" for none)."""
-        program = fused(self.stages(form))
-        program.exact = exact_stages(program, self._with_zeros)
-        before = set(program.tensors)
-        program = packed(program, self.packing)
-        new = [name for name in program.tensors if name not in before]
-        parameters = next((n for n in new if program.tensors[n].role == PARAMETER), "")
-        gradients = next((n for n in new if program.tensors[n].role != PARAMETER), "")
-        if form.optimizer:
-            program = with_update(program, form.optimizer, parameters, gradients)
-        return program, parameters, gradients
+        return joined(self.stages(form), form, self.packing, self._with_zeros, self.real.itemsize)
 
     def stages(self, form: Form) -> Program:
         """The stages of a form, forward and backward, before anything is joined."""
-        model = with_shapes(self._forms[bool(form.loss)][0], dict(form.shapes))
-        updates = dict(form.updates)
-        program = lower(model, [*form.outputs, *updates.values()], self._external(model))
-        for statistic, new in updates.items():
-            program.updates[statistic] = program.outputs.pop(new)
-        if form.loss:
-            loss = program.outputs[form.loss]
-            cotangent = None
-            if form.cotangent:
-                cotangent = program.unique(COTANGENT)
-                program.tensors[cotangent] = replace(program.tensors[loss], name=cotangent, role="input")
-            for name in form.variables:
-                if name not in program.tensors:
-                    self._add_unused(program, model, name)
-            program = differentiate(program, loss, form.variables, cotangent=cotangent, method=self.adjoint)
-        wanted = [
-            *program.outputs.values(),
-            *program.gradients.values(),
-            *program.updates.values(),
-            *program.faults,
-        ]
-        return without_dead_stages(program, wanted)
-
-    def _add_unused(self, program: Program, model: Model, name: str) -> None:
-        """A variable that the outputs do not depend on: its gradient is zero."""
-        types = model.graph.types()
-        shape = getattr(types[name], "shape", ())
-        program.tensors[name] = Tensor(name, tuple(shape), REAL, PARAMETER)
-
-    def _external(self, model: Model) -> list[str]:
-        """Initializers that stay arrays of this network: all floating-point tensors that are no scalars."""
-        return [
-            name
-            for name, array in model.graph.initializers.items()
-            if name in self._parameters or (is_floating(array.dtype) and array.ndim > 0)
-        ]
+        return stages_of(form, self._forms[bool(form.loss)][0], self._parameters, self.adjoint)
 
     # -- tensors -----------------------------------------------------------------------------------
 
@@ -437,13 +473,51 @@ class GeneratedNetwork(ArrayNetwork):
             return
         self._tensors[name] = tensor
         baked = any(name in e.manifest.baked for e in self._executables.values())
-        if baked or name not in self._external(self.model):
+        if baked or name not in external(self.model, self._parameters):
             # Its value may be part of the generated code.
             graph = self.model.graph
             initializers = {**graph.initializers, name: tensor}
             self.model = self.model.with_graph(replace(graph, initializers=initializers))
             self._check_coverage()  # its digest is another one now
             self._rebuild()
+
+    def join_ranks(self, facts: Mapping[str, Any]) -> None:
+        """Take the parameters of rank 0; collective where there are several ranks.
+
+        Args:
+            facts: further ones that all ranks must have in common, by name.
+
+        Raises:
+            UserError: on all ranks, if they do not have the same network or facts.
+        """
+        if self.ranks.size > 1:
+            shared = network_facts(self._forms[True][0].graph, self.packing.shapes, self.real)
+            if self._collective:
+                # Blocks of an image at its border have other operations and shares than those inside.
+                own = ("operations", "fixed tensor")
+                shared = {name: fact for name, fact in shared.items() if not name.startswith(own)}
+            self.ranks.join(self.packed, {**shared, **facts})
+
+    def timeline(self) -> list[tuple[str, str, int, int, int]]:
+        """Times of the last step that reduced over ranks: lane, name, begin, end and bytes.
+
+        The form is that of ``meta500.distributed.Timeline.extend``; begin and end are nanoseconds of
+        ``time.perf_counter_ns``. Lanes: "compute", kernels of thread 0, in regions of images those of its
+        last one; "communication", reductions of gradients and statistics; "agreement", the small ones beside
+        them; "waiting", thread 0 when only reductions are left; "regions".
+        """
+        form = self._last_exchange
+        return self._executables[form].spans() if form in self._executables else []
+
+    def random_state(self) -> dict[str, Any]:
+        # Masks follow from the seed and the number of the run.
+        return {"backend": self.backend, "seed": self.seed, "runs": self._runs}
+
+    def restore_random_state(self, state: Mapping[str, Any]) -> None:
+        if state.get("backend") != self.backend:
+            super().restore_random_state(state)
+            return
+        self.seed, self._runs = int(state["seed"]), int(state["runs"])
 
     def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
         self._check_open()
@@ -456,6 +530,7 @@ class GeneratedNetwork(ArrayNetwork):
         for executable in self._executables.values():
             executable.close()
         self._tensors, self._last, self._executables, self._buffers = {}, {}, {}, {}
+        self.ranks.close()
 
 
 def _has_zero(array: np.ndarray) -> bool:
@@ -468,26 +543,3 @@ def aligned_zeros(size: int, dtype: np.dtype) -> np.ndarray:
     raw = np.zeros(size * dtype.itemsize + 64, np.uint8)
     begin = -raw.ctypes.data % 64
     return raw[begin : begin + size * dtype.itemsize].view(dtype)
-
-
-def _shapes(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple((name, array.shape) for name, array in arrays.items())
-
-
-def with_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Model:
-    """The model with these shapes of its inputs, and the types that follow from them."""
-    graph = model.graph
-    inputs = dict(graph.inputs)
-    changed = False
-    for name, shape in shapes.items():
-        declared = inputs[name]
-        if isinstance(declared, TensorType) and declared.shape != tuple(shape):
-            inputs[name] = replace(declared, shape=tuple(shape))
-            changed = True
-    if changed:
-        outputs = {
-            name: replace(t, shape=None) if isinstance(t, TensorType) and not t.static else t
-            for name, t in graph.outputs.items()
-        }
-        graph = replace(graph, inputs=inputs, outputs=outputs, value_types={})
-    return infer_types(model.with_graph(graph), strict=False)

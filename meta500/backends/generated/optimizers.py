@@ -41,6 +41,7 @@ class GeneratedOptimizer(GraphOptimizer):
     def build(self) -> None:
         update = UPDATES[self.rule]
         network: Any = self.network
+        network.join_ranks({"optimizer": self.rule, **self.settings()})
         self._slots = {name: np.zeros_like(network.packed) for name in update.slots}
         previous = self.state
         self.state = {

@@ -38,6 +38,14 @@ class Packing:
             total += -(-max(math.prod(shape), 1) // _STEP) * _STEP
         return Packing(dict(shapes), offsets, max(total, _STEP))
 
+    def elements(self, name: str) -> int:
+        """How many elements a parameter has."""
+        return math.prod(self.shapes[name])
+
+    def end(self, name: str) -> int:
+        """Where the next parameter begins."""
+        return self.offsets[name] + -(-max(self.elements(name), 1) // _STEP) * _STEP
+
     def index(self, name: str, indices: Sequence[Affine]) -> Affine:
         """The position of an element of ``name``."""
         total, step = Affine((), self.offsets[name]), 1

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from meta500.backends.generated import companions, contraction, layout, memory, nests, pixelwise
+from meta500.backends.generated import companions, contraction, exchange, layout, nests, pixelwise
 from meta500.backends.generated.affine import Affine, indices
+from meta500.backends.generated.arenas import arrange, touched_at_end
 from meta500.backends.generated.batch_last import with_batch_last
 from meta500.backends.generated.companions import Companion
 from meta500.backends.generated.contraction import Blocked
 from meta500.backends.generated.copies import with_copies
-from meta500.backends.generated.expressions import Access, loads
+from meta500.backends.generated.exchange import ExchangePlan
+from meta500.backends.generated.expressions import Access
 from meta500.backends.generated.images import (
     IMAGES,
     REDUCING,
@@ -31,6 +33,7 @@ from meta500.backends.generated.ir import (
     Stage,
 )
 from meta500.backends.generated.layout import EXTERNAL, OWN, PARTIAL, SHARED, Place
+from meta500.backends.generated.messages import Exchanging
 from meta500.backends.generated.nests import Nest
 from meta500.backends.generated.pixelwise import ROWS, Member, Pixelwise, is_total
 from meta500.backends.generated.rolling import Walker, rolling, shortened
@@ -98,7 +101,7 @@ class Kernel:
     """
 
     name: str
-    nest: Nest | Blocked | Winograd | WinogradGradient | Companion | Pixelwise | Member
+    nest: Nest | Blocked | Winograd | WinogradGradient | Companion | Pixelwise | Member | Exchanging
     merge: Stage | None = None
     companion: Kernel | None = None
     members: tuple[Kernel, ...] = ()
@@ -165,6 +168,7 @@ class Schedule:
         shared_bytes, own_bytes, partial_bytes: sizes of the arenas; own and partial ones per thread.
         scratch: where in the own arena kernels find memory for the time of one call.
         prepared: where in the shared arena kernels find their transformed weights, by kernel name.
+        exchange: when gradients are reduced over ranks, if they are.
     """
 
     program: Program
@@ -179,6 +183,7 @@ class Schedule:
     partial_bytes: int = 0
     scratch: int = 0
     prepared: dict[str, int] = field(default_factory=dict)
+    exchange: ExchangePlan | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -216,6 +221,9 @@ class Schedule:
                 yield f"  {kernel.name}: {kernel.nest}"
                 for part in kernel.parts:
                     yield from (f"    {line}" for line in str(part.stage).splitlines()[1:])
+        if self.exchange is not None:
+            yield ""
+            yield from self.exchange.lines()
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -255,12 +263,19 @@ def schedule(program: Program, options: Options) -> Schedule:
     external = [name for name, place in places.items() if place.kind == EXTERNAL]
     result = Schedule(program, options, batch, places, partials, external, steps)
     _roll(result)
-    _arrange(result)
+    arrange(result)
+    result.exchange = exchange.planned(program, steps, result.places, options.real_bytes)
     return result
 
 
 def _regions(program: Program, batch: Batch, options: Options) -> list[Region]:
     """Regions; those of all threads together where there are too few images for the threads."""
+    if program.exchange is not None and program.exchange.after:
+        # What needs the sums over all ranks comes last, in a region of its own.
+        late = [s for s in program.stages if s.name in program.exchange.after]
+        early = [s for s in program.stages if s.name not in program.exchange.after]
+        before = replace(program, stages=early, exchange=replace(program.exchange, after=()))
+        return [*_regions(before, batch, options), Region(WHOLE, late)]
     count, threads = batch.count, options.threads
     if count and (count % threads == 0 or count >= 4 * threads):
         regions = divide(program, batch)
@@ -363,6 +378,8 @@ def _kernel(
         private = batch.kinds[stage.name] == REDUCING
         stage = _of_one_image(stage, batch)
     name = _identifier(stage.name, names)
+    if stage.message is not None:
+        return Kernel(name, Exchanging(stage))
     last = not batch.last.isdisjoint((*stage.reads(), *stage.writes()))
     rows_axis = _axis_of(stage, 1 if last else 2)
     # Blocks keep their results in registers: two of them must not be the same element.
@@ -492,7 +509,7 @@ def _roll(result: Schedule) -> None:
                 for part in kernel.parts:
                     for name in (*part.stage.reads(), *part.stage.writes()):
                         homes.setdefault(name, set()).add((number, position))
-                    for name in _touched_at_end(part):
+                    for name in touched_at_end(part):
                         homes.setdefault(name, set()).add((number, -1))
     for number, step in enumerate(result.steps):
         for position, sweep in enumerate(step.sweeps):
@@ -549,68 +566,3 @@ def _identifier(name: str, taken: dict[str, int]) -> str:
     number = taken.get(text, 0)
     taken[text] = number + 1
     return f"k_{text}_{number}" if number else f"k_{text}"
-
-
-_END = 1 << 40
-
-
-def _touched_at_end(kernel: Kernel) -> list[str]:
-    """What a merge reads and writes when the region ends: what was summed up is no longer needed then."""
-    if kernel.merge is None:
-        return []
-    ends = loads(kernel.merge.initial) + loads(kernel.merge.finish)
-    return [*(load.access.tensor for load in ends), *kernel.merge.writes()]
-
-
-def _arrange(result: Schedule) -> None:
-    """Offsets of all places in their arenas."""
-    moments: dict[str, list[int]] = {}
-    # Tensors of all threads are alive during whole regions of images: every thread is elsewhere in them.
-    shared: dict[str, list[tuple[int, int]]] = {}
-    # The sweep of every moment, as region and position.
-    sweep_at: dict[int, tuple[int, int]] = {}
-    time = 0
-    for number, step in enumerate(result.steps):
-        sweep_of = {p: i for i, s in enumerate(step.sweeps) for p in range(s.first, s.last + 1)}
-        start = time
-        for position, kernel in enumerate(step.kernels):
-            # All tensors of a sweep are alive together.
-            time = start + sweep_of[position] + 1
-            sweep_at[time] = (number, sweep_of[position])
-            stages = [kernel.stage] + [one.merge or one.stage for one in kernel.parts]
-            for stage in stages:
-                for name in (*stage.reads(), *stage.writes()):
-                    moments.setdefault(name, []).append(time)
-                    whole = [(number, 0), (number, _END)] if step.kind == IMAGES else [(number, time)]
-                    shared.setdefault(name, []).extend(whole)
-            for one in kernel.sums if step.kind == IMAGES else ():
-                for name in _touched_at_end(one):
-                    moments[name].append(_END)
-    kinds: dict[str, list[Place]] = {SHARED: [], OWN: []}
-    for place in result.places.values():
-        if place.kind in kinds:
-            kinds[place.kind].append(place)
-    shared_lives = {n: (min(m), max(m)) for n, m in shared.items()}
-    own_lives = {n: (min(m), max(m)) for n, m in moments.items()}
-    real_bytes = result.options.real_bytes
-    for name in result.program.faults:
-        shared_lives[name] = ((0, 0), (_END, _END))
-    arena = memory.arrange(kinds[SHARED], shared_lives, real_bytes)
-    result.places.update(arena.places)
-    result.shared_bytes = arena.bytes
-    for kernel in (k for s in result.steps for k in s.kernels if k.prepared):
-        result.prepared[kernel.name] = result.shared_bytes
-        result.shared_bytes += -(-kernel.prepared * real_bytes // memory.ALIGNMENT) * memory.ALIGNMENT
-    arena = memory.arrange(kinds[OWN], own_lives, real_bytes, clearing=True)
-    result.places.update(arena.places)
-    for name in sorted(arena.cleared):
-        number, at = sweep_at[own_lives[name][0]]
-        sweep = result.steps[number].sweeps[at]
-        result.steps[number].sweeps[at] = replace(sweep, cleared=(*sweep.cleared, name))
-    scratch = max((k.scratch for s in result.steps for k in s.kernels), default=0)
-    result.scratch, result.own_bytes = arena.bytes, arena.bytes + scratch * real_bytes
-    lives = {name: (0, 0) for name in result.partials}
-    partials = [replace(place, tensor=name) for name, place in result.partials.items()]
-    arena = memory.arrange(partials, lives, real_bytes)
-    result.partial_bytes = arena.bytes
-    result.partials = {n: replace(p, tensor=result.partials[n].tensor) for n, p in arena.places.items()}

@@ -62,7 +62,9 @@ def covers(stages: Sequence[Stage], shape: Sequence[int]) -> bool:
     written = 0
     for stage in stages:
         sizes = stage.sizes
-        if conflict(stage, shape) is not None or (stage.combine == "set" and stage.guards):
+        if stage.message is not None or conflict(stage, shape) is not None:
+            return False
+        if stage.combine == "set" and stage.guards:
             return False
         written += math.prod(sizes[name] for name in stage.write.axes)
     if written != math.prod(shape):

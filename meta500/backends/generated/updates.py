@@ -126,4 +126,6 @@ def with_update(program: Program, kind: str, parameters: str, gradients: str) ->
         write = at if target == "x" else Access(slot_tensor(target), indices(["e"]))
         name = result.unique_stage(f"{kind}.{target}")
         result.stages.append(Stage(name, f"optimizer {kind}", (Axis("e", size),), write, rule(values), SET))
+        if result.exchange is not None:
+            result.exchange = replace(result.exchange, after=(*result.exchange.after, name))
     return result

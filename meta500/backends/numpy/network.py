@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from meta500.backends.array_network import ArrayNetwork
 from meta500.backends.checks import check_cotangent
 from meta500.backends.network import GRADIENT_PREFIX, NodeCoverage
+from meta500.backends.numpy.operators.seeding import restore_streams, stream_states
 from meta500.backends.numpy.plan import Plan, Tape, is_differentiable, pullback
 from meta500.backends.numpy.visitor import NumpyVisitor, node_coverage
 from meta500.backends.rules import running_threads
@@ -90,6 +92,20 @@ class NumpyNetwork(ArrayNetwork):
         for statistic, new in updates.items():
             self._tensors[statistic] = values[new]
         return results
+
+    def computing(self) -> AbstractContextManager[Any]:
+        return self._limits()  # type: ignore[no-any-return]
+
+    def random_state(self) -> dict[str, Any]:
+        own = self._rng.bit_generator.state
+        return {"backend": self.backend, "generator": own, "streams": stream_states(self._rng)}
+
+    def restore_random_state(self, state: Mapping[str, Any]) -> None:
+        if state.get("backend") != self.backend:
+            super().restore_random_state(state)
+            return
+        self._rng.bit_generator.state = state["generator"]
+        restore_streams(self._rng, state["streams"])
 
     def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
         self._check_open()

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from meta500.backends.numpy.visitor import Step
+from meta500.backends.torch.compilation import outside_of_graphs
 from meta500.backends.torch.tensors import from_numpy, host_array, native_tensor, to_numpy
 from meta500.backends.values import apply, leaves
 from meta500.errors import UserError
@@ -26,7 +27,7 @@ class HostOperation(torch.nn.Module):
         self.step, self.device = step, device
         self.rng = np.random.default_rng(seed)
 
-    @torch.compiler.disable
+    @outside_of_graphs
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         """The step's outputs, one value each.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from torch import fx
 
 from meta500.backends.checks import check_cotangent
 from meta500.backends.network import GRADIENT_PREFIX, Network, NodeCoverage
+from meta500.backends.numpy.operators.seeding import restore_streams, stream_states
 from meta500.backends.torch.ambient import Ambient, parse_device
+from meta500.backends.torch.compilation import before_compiling
+from meta500.backends.torch.host import HostOperation
 from meta500.backends.torch.tensors import (
     attribute_name,
     from_numpy,
@@ -30,6 +34,8 @@ from meta500.graph.passes import training_form
 
 MODES = ("eager", "compile")
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+# Runs a training pass for the network: (function, names of its results, *its arguments) -> its results.
+Surrounding = Callable[..., tuple[Any, ...]]
 _GENERATOR = "generator"
 # Results up to this many elements are copied without a look at who else holds them.
 _SMALL = 64
@@ -78,7 +84,11 @@ class TorchNetwork(Network):
         seed: int = 0,
     ) -> None:
         self._mode = choose("mode", mode, MODES)
-        self._compile_mode = choose("compile_mode", compile_mode, torch._inductor.list_mode_options())
+        if compile_mode != "default":  # The list of modes is the compiler's; it loads in seconds.
+            choose("compile_mode", compile_mode, torch._inductor.list_mode_options())
+        self._compile_mode = compile_mode
+        if mode == "compile":
+            before_compiling()
         self._memory_name = choose("memory_format", memory_format, MEMORY_FORMATS)
         self._memory = MEMORY_FORMATS[memory_format]
         self._device = parse_device(device)
@@ -88,6 +98,8 @@ class TorchNetwork(Network):
         self._root: torch.nn.Module | None = None
         self._random_state: torch.Tensor | None = None
         self._checked: set[tuple[Any, ...]] = set()
+        self._surrounding: Surrounding | None = None
+        self._gradient_hooks: list[Any] = []
         self._rebuild()
 
     @classmethod
@@ -122,6 +134,46 @@ class TorchNetwork(Network):
         parts += ["tf32"] if self._tf32 else []
         parts += ["deterministic"] if self._deterministic else []
         return "+".join(parts)
+
+    def surround(self, surrounding: Surrounding | None) -> None:
+        """Let something else call the function of a training pass, as DistributedDataParallel needs it.
+
+        Args:
+            surrounding: called as ``surrounding(function, names, *arguments)``, where
+                ``function(*arguments)`` gives a tuple of tensors in the order of ``names`` (the outputs, then
+                updated statistics); it returns such a tuple, to be differentiated. None: functions are called
+                directly again.
+        """
+        self._surrounding = surrounding
+
+    def on_gradient(self, callback: Callable[[str, torch.Tensor], None] | None) -> None:
+        """Be told, during backward, when the gradient of a parameter is complete.
+
+        Args:
+            callback: called as ``callback(name, gradient)`` with the tensor that ``native("grad/NAME")``
+                gives later; it may change its elements. Parameters that the loss does not depend on are not
+                told. None: nobody is told any more.
+
+        Raises:
+            UserError: in mode "compile", where gradients are all there at the end only.
+        """
+        if callback is not None and self._mode == "compile":
+            raise UserError(
+                "gradients are told one by one in mode 'eager' only; this network has mode 'compile'"
+            )
+        for hook in self._gradient_hooks:
+            hook.remove()
+        self._gradient_hooks = []
+        if callback is None:
+            return
+
+        def tell(name: str, parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            callback(name, parameter.grad.detach())
+
+        for name, parameter in self._parameter_tensors.items():
+            hook = parameter.register_post_accumulate_grad_hook(partial(tell, name))
+            self._gradient_hooks.append(hook)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -243,29 +295,36 @@ class TorchNetwork(Network):
             UserError: they differ by more than rounding explains.
         """
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in fed.items())
-        key = (wanted, loss, tuple(targets), shapes)
-        module = self._module(wanted, True, frozenset(n for n in fed if n in self.model.graph.initializers))
-        if key in self._checked or module.meta["random"]:
+        checked = (wanted, loss, tuple(targets), shapes)
+        key = (True, wanted, frozenset(name for name in fed if name in self.model.graph.initializers))
+        module = self._modules[key]
+        if checked in self._checked or module.meta["random"]:
             return
-        value = module(*(fed[name] for name in module.meta["inputs"]))[wanted.index(loss)]
+        arguments = [fed[name] for name in module.meta["inputs"]]
+        value = module(*arguments)[wanted.index(loss)]
         if not value.requires_grad:
             return
         seed = torch.ones_like(value) if cotangent is None else from_numpy(np.asarray(cotangent)).to(value)
         tensors = list(targets.values())
         expected = torch.autograd.grad([value], tensors, [seed], allow_unused=True)
-        for name, tensor, gradient in zip(targets, tensors, expected, strict=True):
-            if gradient is None or tensor.grad is None:
+        found: Sequence[torch.Tensor | None] = [tensor.grad for tensor in tensors]
+        if self._surrounding is not None:
+            # Those in tensor.grad may have been changed, for example averaged over ranks.
+            value = self._run(key, *arguments)[wanted.index(loss)]
+            found = torch.autograd.grad([value], tensors, [seed], allow_unused=True)
+        for name, gradient, compiled in zip(targets, expected, found, strict=True):
+            if gradient is None or compiled is None:
                 continue
             scale = gradient.abs().max().item()
-            difference = (tensor.grad - gradient).abs().max().item()
-            if difference > _COMPILED_TOLERANCE[tensor.dtype] * scale:
+            difference = (compiled - gradient).abs().max().item()
+            if difference > _COMPILED_TOLERANCE[gradient.dtype] * scale:
                 text = ", ".join(f"{name} {list(shape)}" for name, shape in shapes)
                 raise UserError(
                     f"torch.compile gives another gradient of '{name}' than eager PyTorch for inputs {text}: "
                     f"they differ by {difference:.2g}, the gradient is {scale:.2g}. This is a fault of the "
                     "compiler; use mode='eager' or another batch size (drop_last for a short last batch)"
                 )
-        self._checked.add(key)
+        self._checked.add(checked)
 
     def native(self, name: str) -> Any:
         attribute = self._attributes.get(name)
@@ -313,6 +372,41 @@ class TorchNetwork(Network):
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def random_state(self) -> dict[str, Any]:
+        root = self._root
+        assert root is not None
+        own = getattr(root, _GENERATOR)
+        others = [n for n, v in vars(root).items() if isinstance(v, torch.Generator) and v is not own]
+        hosts = [
+            m.step.op.label
+            for m in root.children()
+            if isinstance(m, HostOperation) and "rng" in m.step.rule.injected
+        ]
+        if others or hosts:
+            raise UserError(
+                "the network has random operations with streams of their own "
+                f"({', '.join([*others, *hosts])}), "
+                "whose state cannot be saved on the torch backend; leave out their seeds, or use the numpy "
+                "backend"
+            )
+        compiled = self._random_state
+        return {
+            "backend": self.backend,
+            "generator": own.get_state().numpy(),
+            "compiled": None if compiled is None else compiled.cpu().numpy(),
+            "streams": stream_states(own),
+        }
+
+    def restore_random_state(self, state: Mapping[str, Any]) -> None:
+        if state.get("backend") != self.backend:
+            super().restore_random_state(state)
+            return
+        own = getattr(self._root, _GENERATOR)
+        own.set_state(torch.from_numpy(np.array(state["generator"])))
+        restore_streams(own, state["streams"])
+        if state["compiled"] is not None:
+            self._random_state = torch.from_numpy(np.array(state["compiled"]))
+
     def native_optimizer(self, name: str, loss: str = "loss", **hyperparameters: Any) -> Any:
         self._check_open()
         from meta500.backends.torch.optimizers import create
@@ -324,6 +418,9 @@ class TorchNetwork(Network):
         self._modules, self._callables, self._last, self._attributes = {}, {}, {}, {}
         self._parameter_tensors = {}
         self._root = None
+
+    def computing(self) -> Ambient:
+        return self._ambient(gradients=torch.is_grad_enabled())
 
     def _ambient(self, gradients: bool) -> Ambient:
         return Ambient(self._device, gradients, self.threads, self._tf32, self._deterministic)
@@ -383,6 +480,13 @@ class TorchNetwork(Network):
             self._callables[key] = function
         module = self._modules[key]
         arguments = [fed[name] for name in module.meta["inputs"]]
+        if training and self._surrounding is not None:
+            return self._surrounding(partial(self._run, key), wanted, *arguments)
+        return self._run(key, *arguments)
+
+    def _run(self, key: tuple[Any, ...], *arguments: Any) -> tuple[torch.Tensor, ...]:
+        """The function of ``key`` on its arguments; errors name the node that failed."""
+        module = self._modules[key]
         try:
             if module.meta["random"] and self._mode == "compile":
                 with self._own_random_state():

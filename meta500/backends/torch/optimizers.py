@@ -64,7 +64,8 @@ class TorchOptimizer(GraphOptimizer):
 
     def step(self) -> None:
         assert self.native is not None
-        self.native.step()
+        with self.network.computing():
+            self.native.step()
 
     def set_rate(self, rate: float) -> None:
         assert self.native is not None

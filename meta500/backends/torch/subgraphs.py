@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from meta500.backends.rules import Rule
+from meta500.backends.torch.compilation import outside_of_graphs
 from meta500.backends.torch.tensors import attribute_name
 from meta500.errors import UserError
 from meta500.graph import Graph, Operation
@@ -49,7 +50,7 @@ class SubgraphOperation(torch.nn.Module):
         self.bodies = torch.nn.ModuleDict()
         self.graphs: dict[str, Graph] = {}
 
-    @torch.compiler.disable
+    @outside_of_graphs
     def forward(self, scopes: dict[str, tuple[Any, ...]], *inputs: Any, **keywords: Any) -> Any:
         """The rule's result; ``scopes`` are the values that each subgraph reads from around it."""
         for name, graph in self.graphs.items():

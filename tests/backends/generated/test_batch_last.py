@@ -140,6 +140,7 @@ def last(plan: Schedule) -> set[str]:
     return {name for name in plan.places if name in plan.batch.last}
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("batch", [BATCH, 3 * BATCH])
 @pytest.mark.parametrize("case", CASES)

@@ -75,6 +75,7 @@ def hosts(plan: Schedule) -> list[Kernel]:
     return [kernel for kernel in kernels if kernel.companion is not None]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", LAYERS)
 @pytest.mark.parametrize("alone", [False, True], ids=["own images", "all together"])
 def test_bias_gradient_is_computed_on_the_way(case: str, alone: bool) -> None:

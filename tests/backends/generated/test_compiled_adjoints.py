@@ -55,6 +55,7 @@ def gradients(model: Any, fed: dict[str, np.ndarray], **options: Any) -> dict[st
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.sampled(4, first=1)
 @pytest.mark.parametrize(
     ("batch", "threads"),
     [pytest.param(1, 1, marks=SLOW), (1, FEW), (3, FEW), pytest.param(4, FEW, marks=SLOW)],
@@ -99,7 +100,7 @@ def test_without_atomics_every_run_is_the_same(method):
 
 
 def test_the_verdicts_are_in_the_stages():
-    from meta500.backends.generated.network import Form
+    from meta500.backends.generated.forms import Form
 
     found = {}
     for method in METHODS:

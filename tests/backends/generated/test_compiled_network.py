@@ -155,6 +155,7 @@ def test_open_batch_takes_every_size(open_batch):
 # -- labels and numbers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("bad", [3, -1, 2**40])
 # One image has one region of all threads; four have images in vectors; five have regions of images.
 @pytest.mark.parametrize("batch", [1, 4, 5])

@@ -121,14 +121,17 @@ def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip("g++ has no sanitizers here")
 
 
+@pytest.mark.slow
 def test_a_small_unet_and_a_random_network(tmp_path):
     clean(tmp_path, THREADS, "unet", "4")
 
 
+@pytest.mark.slow
 def test_windows_with_steps_of_two_end_where_the_array_ends(tmp_path):
     clean(tmp_path, THREADS, "strided")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("adjoint", ["reduction", "atomics"])
 def test_scattered_additions_stay_inside_of_the_array(tmp_path, adjoint):
     clean(tmp_path, THREADS, adjoint)

@@ -13,8 +13,8 @@ import pytest
 
 import meta500
 from meta500.backends.generated import cpp
+from meta500.backends.generated.forms import Form
 from meta500.backends.generated.library import RUNTIME
-from meta500.backends.generated.network import Form
 from meta500.backends.generated.schedule import schedule
 from meta500.backends.targets import NAMES, can_run, target
 from meta500.backends.toolchain import GENERATED_FLAGS, compile_text

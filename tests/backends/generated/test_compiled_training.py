@@ -203,6 +203,7 @@ SELECTION = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("architecture", "shape", "batch", "optimizer", "threads", "native"), SELECTION)
 def test_losses_over_fifty_steps(architecture, shape, batch, optimizer, threads, native):
     agree(architecture, shape, batch, optimizer, threads=few(threads), native=native)
@@ -255,6 +256,7 @@ def test_full_pictures(architecture, optimizer):
     )
 
 
+@pytest.mark.sampled(3, first=1)
 @pytest.mark.parametrize(
     ("architecture", "shape", "batch", "optimizer", "threads"),
     [
@@ -282,6 +284,7 @@ def test_single_precision_is_as_good_as_pytorch(architecture, shape, batch, opti
         assert ours <= 4 * pytorch + limit, name
 
 
+@pytest.mark.sampled(2, first=1)
 @pytest.mark.parametrize("threads", sorted({1, few(2)}))
 def test_gradients_of_a_deep_unet(threads):
     """Outputs and gradients of the U-Net of the models, five levels deep."""

@@ -469,8 +469,9 @@ def check(
             close(np.asarray(value), np.asarray(wanted[name]), f"inference {name}", least, limit)
 
 
+@pytest.mark.sampled(2, first=1)
 @pytest.mark.parametrize("threads", sorted({1, min(2, PROCESSORS)}))
-@settings(max_examples=6, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=4, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(drawn=networks(steps=5))
 def test_random_networks(threads, drawn):
     model, fed, text = drawn
@@ -513,6 +514,7 @@ def test_many_random_networks_on_vectors_of_images(drawn):
     check(model, fed, min(2, PROCESSORS))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("seed", "threads", "precision"), [(0, 2, "float64"), (1, 1, "float32"), (3, 2, "float32")]
 )
@@ -538,6 +540,7 @@ def test_many_random_unets(threads, precision, drawn):
 DELICATE = [(4, 1), (26, 1), (2012, 2), (1003, 1), (1001, 2), (5, 2), (2007, 2)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("seed", "threads"), DELICATE)
 def test_delicate_networks(seed, threads):
     model, fed, _ = seeded(seed)

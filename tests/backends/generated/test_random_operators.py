@@ -52,8 +52,9 @@ SEEDS = [
     124, 188, 330, 414, 553, 599, 679, 828, 829, 994, 1244, 1485, 1535, 1973, 2204, 2429, 2601, 2640, 3429, 3625, 3705,
     3714, 3863, 3878, 3996,
 ]  # fmt: skip
-# Drawn by other tests: what has no gradient, is of constants, or needs other opsets or types.
-OTHERS = {"Celu", "Upsample"}
+# Drawn by other tests: what has no gradient, is of constants, or needs other opsets, types or
+# processes.
+OTHERS = {"AllReduce", "Celu", "HaloExchange", "Upsample"}
 
 
 def cache_of(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
@@ -65,6 +66,7 @@ def cache_of(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
         )
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_operators(seed, monkeypatch):
     model, fed, _ = steps.seeded(seed)

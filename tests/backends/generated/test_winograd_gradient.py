@@ -113,6 +113,7 @@ def gradients(plan: Schedule) -> list[WinogradGradient]:
     return [kernel.nest for kernel in kernels(plan) if isinstance(kernel.nest, WinogradGradient)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", LAYERS)
 def test_error_is_at_most_four_times_that_of_the_direct_form(case: str) -> None:
     shape, nested, lanes = LAYERS[case]
@@ -161,6 +162,7 @@ def test_convolution_without_padding_and_a_window_that_ends_with_the_picture() -
     np.testing.assert_allclose(quick["w"], wanted, atol=2e-6 * np.abs(wanted).max())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "attributes",
     [
@@ -191,6 +193,7 @@ def test_in_double_precision_the_form_is_direct() -> None:
     np.testing.assert_allclose(found["w"], reference(fed["x"], fed["t"]), rtol=1e-12, atol=1e-10)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("n", "size"), [(2, 32), (3, 32)])
 def test_whole_networks(n: int, size: int) -> None:
     """Losses and all gradients, the images shared out to threads and in bands of rows."""

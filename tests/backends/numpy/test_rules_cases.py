@@ -20,6 +20,8 @@ RANDOM = {"test_bernoulli", "test_bernoulli_double", "test_bernoulli_seed"}
 # Operators without any case: reason.
 NO_CASE = {
     ("meta500", "MeanSquaredError"): "our own operator; tested against torch",
+    ("meta500", "AllReduce"): "tested on real processes, in tests/distributed",
+    ("meta500", "HaloExchange"): "tested on real processes, in tests/distributed",
     ("", "SequenceEmpty"): "its cases build sequences; they run in networks",
     ("ai.onnx.ml", "TreeEnsemble"): "its cases run in networks",
 }

@@ -260,7 +260,10 @@ NOT_DIFFERENTIABLE = {
     **dict.fromkeys(("Shape", "Size"), "the result depends on the shape only"),
     "ConstantOfShape": "the only input is a shape",
 }
-NO_CASE = {"Constant": "it has no inputs"}
+NO_CASE = {
+    "Constant": "it has no inputs",
+    **dict.fromkeys(("AllReduce", "HaloExchange"), "tested on real processes, in tests/distributed"),
+}
 # Operators whose result has the type that they are told, not that of their input.
 OWN_TYPE = ("Cast", "CastLike")
 

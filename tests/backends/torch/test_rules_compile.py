@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,10 @@ import pytest
 import torch
 from torch import fx
 
+from meta500.backends.torch.compilation import before_compiling
 from meta500.backends.torch.operators import rules
+
+before_compiling()
 
 X = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 W = torch.randn(4, 4, 3, 3, generator=torch.Generator().manual_seed(1))
@@ -172,3 +177,20 @@ def test_rules_are_plain_functions() -> None:
         function = entry.rule.function
         assert inspect.isfunction(function) and function.__closure__ is None
         assert getattr(inspect.getmodule(function), function.__name__).function is function
+
+
+def test_the_compiler_is_loaded_for_compiled_networks_only() -> None:
+    """It takes seconds; the first call of a compiled network does not pay for it."""
+    program = (
+        "import sys, numpy as np, meta500\n"
+        "from meta500.models import create\n"
+        "model = create('mlp', batch=2)\n"
+        "given = {name: np.zeros(t.shape, t.dtype) for name, t in model.inputs.items()}\n"
+        "with meta500.network(model, backend='torch') as net:\n"
+        "    net.inference_and_backprop(given, loss='loss')\n"
+        "print('torch._dynamo' in sys.modules)\n"
+        "meta500.network(model, backend='torch', mode='compile').close()\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

@@ -294,6 +294,8 @@ def test_every_differentiable_rule_is_checked(level_0_rules: Any) -> None:
         for e in rules
         if e.op_type not in NOT_DIFFERENTIABLE and (e.domain, e.op_type, e.since) not in checked
     }
+    # These need processes: tests/distributed.
+    missing -= {("meta500", "AllReduce", 1), ("meta500", "HaloExchange", 1)}
     assert missing == set()
 
 

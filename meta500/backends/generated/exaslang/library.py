@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from meta500.backends import library_cache
 from meta500.backends.generated.exaslang import files
-from meta500.backends.generated.exaslang.generator import generate
+from meta500.backends.generated.exaslang.generator import generate, identity
 from meta500.backends.generated.exaslang.pictures import Picture
 from meta500.backends.generated.exaslang.training import initializations
 from meta500.backends.generated.exaslang.translate import (
@@ -24,25 +24,20 @@ from meta500.backends.generated.exaslang.translate import (
     LOSS,
     Translation,
     declared_once,
+    elements,
     translate,
 )
 from meta500.backends.generated.exaslang.tree import (
-    INT,
-    REAL,
     Assignment,
     Call,
-    Declaration,
     Evaluate,
     Expression,
     FieldAccess,
     FieldLoop,
     Function,
     Integer,
-    MatrixType,
     Name,
-    Number,
     Program,
-    Repeat,
     Statement,
 )
 from meta500.backends.generated.exaslang.variant import INNERMOST, OPENMP, OUTERMOST, SERIAL, Variant
@@ -153,8 +148,10 @@ def _tree(stages: Stages, result: Translation, variant: Variant, packing: Packin
     for number, name in enumerate(stages.faults, 1):
         count = Name(tensors.arrays[name].variable)
         given.append(Evaluate(Call("meta500_fault_number", (count, Integer(number)))))
-    inputs = [n for n, t in stages.tensors.items() if t.role == INPUT and n in tensors.pictures]
-    loads = [_cells(tensors.pictures[n], f"meta500_input_{i}", True) for i, n in enumerate(inputs)]
+    loads = [
+        _cells(picture, f"meta500_input_{i}", True)
+        for i, picture in enumerate(result.inputs(stages).values())
+    ]
     phases = [*result.phases[FORWARD], *result.phases[LOSS], *result.phases[BACKWARD]]
     functions = (
         Function("Take", top, declared_once([*taken, *loads])),
@@ -162,11 +159,9 @@ def _tree(stages: Stages, result: Translation, variant: Variant, packing: Packin
         Function("Give", top, declared_once(given)),
         Function("Application", None, tuple(initializations())),
     )
-    variables = tuple(
-        Declaration(a.variable, MatrixType(1, max(a.size, 2)) if a.shape else REAL, Number(0.0))
-        for a in tensors.arrays.values()
+    return Program(
+        tuple(result.layouts(variant)), tuple(result.fields()), tuple(result.variables()), functions
     )
-    return Program(tuple(result.layouts(variant)), tuple(result.fields()), variables, functions)
 
 
 def _cells(picture: Picture, function: str, read: bool) -> FieldLoop:
@@ -176,9 +171,7 @@ def _cells(picture: Picture, function: str, read: bool) -> FieldLoop:
     inner: Statement = (
         Assignment(target, Call(function, at)) if read else Evaluate(Call(function, (*at, target)))
     )
-    channels = (Declaration("channel", INT, Integer(0)), Repeat(picture.channels, "channel", (inner,)))
-    body = (Declaration("batch", INT, Integer(0)), Repeat(picture.images, "batch", channels))
-    return FieldLoop(picture.field, picture.level, body, sequential=True)
+    return elements(picture, inner)
 
 
 def _generated(tree: Program, result: Translation, variant: Variant) -> dict[str, str]:
@@ -190,7 +183,8 @@ def _generated(tree: Program, result: Translation, variant: Variant) -> dict[str
         f"{_NAME}.platform": files.platform(variant, files.Platform()),
         f"{_NAME}.settings": files.settings(_NAME),
     }
-    digest = hashlib.sha256("\0".join(f"{n}\0{t}" for n, t in sources.items()).encode()).hexdigest()
+    texts = [f"{name}\0{text}" for name, text in sources.items()]
+    digest = hashlib.sha256("\0".join([identity(), *texts]).encode()).hexdigest()
     key = f"exastencils-{digest[:40]}"
     kept = library_cache.load_object(key)
     if kept is not None:
@@ -200,9 +194,9 @@ def _generated(tree: Program, result: Translation, variant: Variant) -> dict[str
         for name, text in sources.items():
             (folder / name).write_text(text)
         generate(folder, _NAME)
-        texts = _plain(folder / files.GENERATED)
-    library_cache.store_object(key, json.dumps(texts).encode())
-    return texts
+        found = _plain(folder / files.GENERATED)
+    library_cache.store_object(key, json.dumps(found).encode())
+    return found
 
 
 def _plain(folder: Path) -> dict[str, str]:
@@ -246,12 +240,11 @@ def _header(
             f"    for (long i = 0; i < count; ++i) {copy};",
             "}",
         ]
-    inputs = [n for n, t in stages.tensors.items() if t.role == INPUT and n in tensors.pictures]
-    for i, name in enumerate(inputs):
+    for i, (name, picture) in enumerate(result.inputs(stages).items()):
         lines += [
             f"inline double meta500_input_{i}(long batch, long channel, long i0, long i1) {{",
             f"    auto* const array = static_cast<const {kinds[name]}*>(meta500_tensors()[{numbers[name]}]);",
-            f"    return double(array[{_index(tensors.pictures[name])}]);",
+            f"    return double(array[{_index(picture)}]);",
             "}",
         ]
     for i, name in enumerate(dict.fromkeys(stages.outputs.values())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,10 +42,7 @@ class Array:
     @property
     def size(self) -> int:
         """Number of elements."""
-        total = 1
-        for extent in self.shape:
-            total *= extent
-        return total
+        return math.prod(self.shape)
 
     def at(self, access: Access) -> Affine:
         """The column of an element."""

@@ -6,15 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from meta500.backends.generated.affine import Affine, indices
 from meta500.backends.generated.exaslang.bodies import Body, whole
-from meta500.backends.generated.exaslang.pictures import Picture, columns
+from meta500.backends.generated.exaslang.pictures import Picture
 from meta500.backends.generated.exaslang.translate import (
     BACKWARD,
     FORWARD,
     LOSS,
     Translation,
     declared_once,
+    elements,
+    matrix,
+    number,
     translate,
 )
 from meta500.backends.generated.exaslang.tree import (
@@ -29,10 +34,8 @@ from meta500.backends.generated.exaslang.tree import (
     Evaluate,
     Expression,
     FieldAccess,
-    FieldLoop,
     Function,
     Integer,
-    MatrixType,
     Name,
     Native,
     Number,
@@ -44,7 +47,7 @@ from meta500.backends.generated.exaslang.tree import (
 )
 from meta500.backends.generated.exaslang.variant import Variant
 from meta500.backends.generated.expressions import Access, Load
-from meta500.backends.generated.ir import INPUT, PARAMETER
+from meta500.backends.generated.ir import PARAMETER
 from meta500.backends.generated.ir import Program as Stages
 from meta500.backends.generated.updates import UPDATES, Values
 from meta500.errors import UserError
@@ -112,6 +115,10 @@ class Trained:
     parameters: tuple[Parameter, ...]
     inputs: dict[str, Picture]
 
+    def parts(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """The numbers of a file of weights by parameter."""
+        return {p.name: weights[p.offset : p.offset + p.size].reshape(p.shape) for p in self.parameters}
+
 
 def training_program(stages: Stages, variant: Variant, training: Training) -> Trained:
     """The program of a network's training stages.
@@ -134,11 +141,7 @@ def training_program(stages: Stages, variant: Variant, training: Training) -> Tr
             f"{', '.join(stages.updates) or ', '.join(stages.outputs)}"
         )
     parameters = _parameters(stages, result)
-    inputs = {
-        name: result.tensors.pictures[name]
-        for name, tensor in stages.tensors.items()
-        if tensor.role == INPUT and name in result.tensors.pictures
-    }
+    inputs = result.inputs(stages)
     rule = _Rule(training, result, stages, parameters)
     functions = [
         Function("InitWeights", top, tuple(_weights("meta500_load", WEIGHTS, parameters))),
@@ -152,18 +155,9 @@ def training_program(stages: Stages, variant: Variant, training: Training) -> Tr
     if training.validation:
         functions.insert(2, _load_batch("LoadValidation", VALIDATION, inputs, top, ("step",)))
     functions.append(Function("Application", None, declared_once(_application(training, top, loss))))
-    variables = [
-        *(
-            Declaration(
-                array.variable, MatrixType(1, columns(array.size)) if array.shape else REAL, Number(0.0)
-            )
-            for array in result.tensors.arrays.values()
-        ),
-        *rule.variables(),
-        Declaration("epoch_loss", REAL, Number(0.0)),
-    ]
+    variables = [*result.variables(), *rule.variables(), number("epoch_loss")]
     if training.validation:
-        variables.append(Declaration("validation_loss", REAL, Number(0.0)))
+        variables.append(number("validation_loss"))
     tree = Program(tuple(result.layouts(variant)), tuple(result.fields()), tuple(variables), tuple(functions))
     return Trained(tree, result, parameters, inputs)
 
@@ -205,29 +199,15 @@ def _load_batch(
 ) -> Function:
     """Fills the fields of the inputs from the data in memory."""
     statements: list[Statement] = []
-    for number, picture in enumerate(inputs.values()):
+    for position, picture in enumerate(inputs.values()):
         target = FieldAccess(picture.field, picture.level, Name("batch"), Name("channel"))
         arguments: list[Expression] = [
             *(Name(n) for n in given),
             # The cell of the block, and a position in the block: the generator's positions are no pixels.
             *(Name(n) for n in ("batch", "channel", "i0", "i1", "vf_cellCenter_x", "vf_cellCenter_y")),
         ]
-        body: list[Statement] = [
-            Declaration("batch", INT, Integer(0)),
-            Repeat(
-                picture.images,
-                "batch",
-                (
-                    Declaration("channel", INT, Integer(0)),
-                    Repeat(
-                        picture.channels,
-                        "channel",
-                        (Assignment(target, Call(f"meta500_{part}_{number}", tuple(arguments))),),
-                    ),
-                ),
-            ),
-        ]
-        statements.append(FieldLoop(picture.field, picture.level, tuple(body), sequential=True))
+        call = Call(f"meta500_{part}_{position}", tuple(arguments))
+        statements.append(elements(picture, Assignment(target, call)))
     return Function(name, top, tuple(statements), given)
 
 
@@ -320,14 +300,10 @@ class _Rule:
 
     def variables(self) -> list[Declaration]:
         """Settings and state."""
-        found = [Declaration(name, REAL, Number(self._start(key))) for key, name in self.settings.items()]
-        found += [Declaration(name, REAL, Number(1.0)) for name in self.powers.values()]
+        found = [number(name, self._start(key)) for key, name in self.settings.items()]
+        found += [number(name, 1.0) for name in self.powers.values()]
         sizes = {p.name: p.size for p in self.parameters}
-        found += [
-            Declaration(name, MatrixType(1, columns(sizes[parameter])), Number(0.0))
-            for (_, parameter), name in self.slots.items()
-        ]
-        return found
+        return found + [matrix(name, sizes[parameter]) for (_, parameter), name in self.slots.items()]
 
     def _start(self, setting: str) -> float:
         h = self.hyper

@@ -54,7 +54,7 @@ from meta500.backends.generated.exaslang.tree import (
 from meta500.backends.generated.exaslang.variant import INNERMOST, Variant
 from meta500.backends.generated.exaslang.windows import over_windows
 from meta500.backends.generated.expressions import Access, Apply, Constant, walk
-from meta500.backends.generated.ir import MAX, SET, Axis, Program, Stage
+from meta500.backends.generated.ir import INPUT, MAX, SET, Axis, Program, Stage
 from meta500.errors import UserError
 
 FORWARD, LOSS, BACKWARD = "forward", "loss", "backward"
@@ -96,6 +96,35 @@ class Translation:
     def fields(self) -> list[Field]:
         """All fields."""
         return [Field(p.field, _layout(p), p.level) for p in self.tensors.pictures.values()]
+
+    def variables(self) -> list[Declaration]:
+        """Parameters, gradients and numbers, all zero."""
+        return [
+            matrix(a.variable, a.size) if a.shape else number(a.variable)
+            for a in self.tensors.arrays.values()
+        ]
+
+    def inputs(self, program: Program) -> dict[str, Picture]:
+        """The fields that are fed, by the program's input."""
+        pictures = self.tensors.pictures
+        return {n: pictures[n] for n, t in program.tensors.items() if t.role == INPUT and n in pictures}
+
+
+def number(name: str, value: float = 0.0) -> Declaration:
+    """The declaration of a number."""
+    return Declaration(name, REAL, Number(value))
+
+
+def matrix(name: str, size: int) -> Declaration:
+    """The declaration of a matrix of one row, all zero."""
+    return Declaration(name, MatrixType(1, columns(size)), Number(0.0))
+
+
+def elements(picture: Picture, statement: Statement) -> FieldLoop:
+    """A loop on the host over all elements of a field; ``statement`` has the counters batch and channel."""
+    channels = (Declaration("channel", INT, Integer(0)), Repeat(picture.channels, "channel", (statement,)))
+    body = (Declaration("batch", INT, Integer(0)), Repeat(picture.images, "batch", channels))
+    return FieldLoop(picture.field, picture.level, body, sequential=True)
 
 
 def _layout(picture: Picture) -> str:
@@ -184,15 +213,13 @@ class _Stage:
         self.tensors = result.tensors
         self.loop = loop_of(stage, self.tensors)
         self.counters = _counters(self.loop)
-        self.matrix = ""
         self._locals: dict[str, int] = {}
 
     # -- parts ------------------------------------------------------------------------------------
 
     def local(self, base: str) -> str:
         self._locals[base] = self._locals.get(base, 0) + 1
-        number = self._locals[base]
-        return f"{base}_{number}" if number > 1 else f"{base}_1"
+        return f"{base}_{self._locals[base]}"
 
     def reaches(self) -> dict[str, int]:
         """Pictures that are read beside the cell of the loop, and how far."""
@@ -291,12 +318,7 @@ class _Stage:
         return list(self.loop.points([a for a in self.loop.taps if a.name not in kept]))
 
     def _pixels_outermost(self) -> list[Statement]:
-        stage = self.stage
-        inner: list[Statement] = []
-        if stage.combine == SET:
-            inner += self._set()
-        else:
-            inner += self._accumulated()
+        inner = self._set() if self.stage.combine == SET else self._accumulated()
         return [self.over_cells(self.repeats(self._ordered(), inner))]
 
     def _set(self) -> list[Statement]:
@@ -416,7 +438,7 @@ class _Stage:
                 target = self.element(stage.write, written)
                 one.assign(target, stage.finish, target)
                 ends += one.statements
-            body += self._shared(ends)
+            body += self._shared(stored_once(ends, self.local))
         return self._region(self.repeats(self._ordered(), body))
 
     def _partial(self, first: bool) -> tuple[Statement, ...]:
@@ -463,7 +485,7 @@ class _Stage:
         outside: list[Axis] = []
         if self.variant.pixels == INNERMOST:
             outside, counters = counters, []
-        while counters and _product([*counters, *taps]) > self.variant.largest_sum:
+        while counters and math.prod(a.size for a in (*counters, *taps)) > self.variant.largest_sum:
             outside.append(counters.pop(0))
         part = self.result.names.own(f"{array.variable}_part")
         strides, size = _strides([*counters, *taps])
@@ -494,7 +516,7 @@ class _Stage:
             Element(array.variable, Integer(0), target), Element(part, Integer(0), Name("element")), "+="
         )
         body_: list[Statement] = [
-            Declaration(part, MatrixType(1, columns(size)), Number(0.0)),
+            matrix(part, size),
             self.over_cells(cells, ("+", part)),
             Declaration("element", INT, Integer(0)),
             Repeat(size, "element", (add,)),
@@ -526,7 +548,7 @@ class _Stage:
         outside = self.loop.sums if self.variant.pixels == INNERMOST else ()
         inside = () if self.variant.pixels == INNERMOST else self.loop.sums
         cells = self.over_cells(self.repeats(inside, inner), ("+", part))
-        return found + self.repeats(outside, [Declaration(part, REAL, Number(0.0)), cells, added])
+        return found + self.repeats(outside, [number(part), cells, added])
 
 
 def declared_once(body: Sequence[Statement], known: frozenset[str] = frozenset()) -> tuple[Statement, ...]:
@@ -550,13 +572,6 @@ def declared_once(body: Sequence[Statement], known: frozenset[str] = frozenset()
             )
         statements.append(statement)
     return tuple(statements)
-
-
-def _product(axes: Sequence[Axis]) -> int:
-    total = 1
-    for axis in axes:
-        total *= axis.size
-    return total
 
 
 def _strides(axes: Sequence[Axis]) -> tuple[dict[str, int], int]:

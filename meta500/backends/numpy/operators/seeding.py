@@ -35,11 +35,38 @@ def seeded_legacy(owner: Any, seed: int) -> np.random.RandomState:
     ``owner`` is what draws without a seed (the network's generator, of numpy or torch).
     """
     key = ("legacy", int(seed))
-    anchor = owner.bit_generator.lock if isinstance(owner, np.random.Generator) else owner
-    streams = _STREAMS.setdefault(anchor, {})
+    streams = _STREAMS.setdefault(_anchor(owner), {})
     if key not in streams:
         streams[key] = np.random.RandomState(int(seed) % 2**32)
     return streams[key]  # type: ignore[no-any-return]
+
+
+def stream_states(owner: Any) -> list[list[Any]]:
+    """The streams of an owner as [kind, seed, state] of plain values and arrays."""
+    found: list[list[Any]] = []
+    for key, stream in _STREAMS.get(_anchor(owner), {}).items():
+        if isinstance(stream, np.random.RandomState):
+            found.append(["legacy", key[1], stream.get_state(legacy=False)])
+        else:
+            found.append(["generator", key, stream.bit_generator.state])
+    return found
+
+
+def restore_streams(owner: Any, states: list[list[Any]]) -> None:
+    """Give an owner streams in states of ``stream_states``; it has no others afterwards."""
+    streams: dict[Any, Any] = {}
+    for kind, seed, state in states:
+        if kind == "legacy":
+            streams["legacy", seed] = legacy = np.random.RandomState(0)
+            legacy.set_state(state)
+        else:
+            streams[seed] = generator = np.random.default_rng(0)
+            generator.bit_generator.state = state
+    _STREAMS[_anchor(owner)] = streams
+
+
+def _anchor(owner: Any) -> Any:
+    return owner.bit_generator.lock if isinstance(owner, np.random.Generator) else owner
 
 
 def whole_seed(seed: float) -> int:

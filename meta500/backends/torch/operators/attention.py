@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meta500.backends.attention import PRECISIONS, Geometry, check_mask, check_options, geometry, scales
+from meta500.backends.torch.compilation import constant_in_graphs
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.operators.activation import stepwise_softmax
 from meta500.errors import UserError
@@ -22,7 +23,7 @@ from meta500.errors import UserError
 _TYPES = {number: getattr(torch, name) for number, name in PRECISIONS.items()}
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def rounded_number(value: float, dtype: torch.dtype) -> float:
     """The number of a torch type that is nearest to ``value``."""
     return float(torch.tensor(value, dtype=torch.float64).to(dtype))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meta500.backends.numpy.operators.seeding import seeded_legacy
+from meta500.backends.torch.compilation import outside_of_graphs
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.operators.literals import single
 from meta500.errors import UserError
@@ -335,7 +336,7 @@ def _dropped_as_onnx(
     return y if n_outputs == 1 else (y, mask)
 
 
-@torch.compiler.disable
+@outside_of_graphs
 def _mask_as_onnx(shape: Ints, ratio: float, rng: torch.Generator | None, seed: int) -> Tensor:
     """What is kept; drawn on the host, outside of compiled graphs."""
     stream = np.random.RandomState(int(seed) % 2**32) if rng is None else seeded_legacy(rng, seed)

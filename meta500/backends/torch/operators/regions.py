@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from meta500.backends.numpy.operators.regions import COORDINATES, MODES, check_finite, check_regions
+from meta500.backends.torch.compilation import outside_of_graphs
 from meta500.backends.torch.operators import rules
 from meta500.errors import UserError, choose
 
@@ -51,7 +52,7 @@ def _check_images(operator: str, images: list[int], count: int) -> None:
         raise UserError(f"{operator}: batch_indices name images beyond the {count} of X")
 
 
-@torch.compiler.disable
+@outside_of_graphs
 def _aligned(
     x: Tensor,
     rois: Tensor,
@@ -167,7 +168,7 @@ def max_roi_pool(
     return _pooled(x, rois, pooled_shape, spatial_scale)
 
 
-@torch.compiler.disable
+@outside_of_graphs
 def _pooled(x: Tensor, rois: Tensor, pooled_shape: tuple[int, ...], spatial_scale: float) -> Tensor:
     name = "MaxRoiPool"
     check_regions(name, tuple(x.shape), tuple(rois.shape), 5)

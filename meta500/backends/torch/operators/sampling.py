@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from meta500.backends.numpy.operators.resize import check_unscaled
+from meta500.backends.torch.compilation import constant_in_graphs
 from meta500.errors import UserError
 
 Ints = tuple[int, ...]
@@ -69,7 +70,7 @@ Step = tuple[int, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 _MATRIX_SIZE = 64
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def plan(
     shape: Ints,
     roi: Floats,

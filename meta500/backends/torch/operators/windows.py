@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-import torch
-
+from meta500.backends.torch.compilation import constant_in_graphs
 from meta500.backends.windows import refuse_negative
 from meta500.errors import UserError
 
@@ -154,7 +153,7 @@ def _counts(low: int, high: int, begin: int, kernel: int, stride: int, dilation:
     return tuple(sum(low <= start + j * dilation < high for j in range(kernel)) for start in starts)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def window_counts(low: int, high: int, begin: int, kernel: int, stride: int, dilation: int, out: int) -> Ints:
     """For each of ``out`` windows along one axis, how many of its taps lie in ``low <= position < high``.
 

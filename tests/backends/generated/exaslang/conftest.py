@@ -15,8 +15,8 @@ from meta500.backends.generated.exaslang.execute import execute
 from meta500.backends.generated.exaslang.parse import parse
 from meta500.backends.generated.exaslang.training import Trained, Training, training_program
 from meta500.backends.generated.exaslang.variant import Variant
+from meta500.backends.generated.forms import with_shapes
 from meta500.backends.generated.fusion import fused
-from meta500.backends.generated.network import with_shapes
 from meta500.backends.generated.updates import update_kind
 from meta500.benchmarks.generation import forms
 from meta500.graph import Builder, MeanSquaredError, Model, ops

@@ -30,12 +30,14 @@ def test_all_networks_are_here(networks):
     assert set(NETWORKS) == set(networks)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pixels", ORDERS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks(name, pixels, subject, trains_as_numpy):
     trains_as_numpy(subject(name), Variant(pixels, double=True), "sgd")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pixels", ORDERS)
 @pytest.mark.parametrize("halo", [True, False])
 @pytest.mark.parametrize("blocks", BLOCKS)
@@ -60,6 +62,7 @@ def test_optimizers(optimizer, weight_decay, subject, trains_as_numpy):
     assert all(not np.array_equal(array, start[name]) for name, array in found.weights.items())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("batch", "shape"),
     [
@@ -77,6 +80,7 @@ def test_shapes(pixels, batch, shape, subject, trains_as_numpy):
     trains_as_numpy(subject("two_layers", batch, shape), Variant(pixels, double=True), "adam", epochs=2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("shape", "blocks"), [((1, 4, 8), (4, 2)), ((1, 6, 12), (3, 1)), ((2, 12, 6), (1, 3))]
 )
@@ -133,6 +137,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pixels", ORDERS)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_operators_train_as_well(name, pixels, draft, with_data, trains_as_numpy):
@@ -186,6 +191,7 @@ def test_names_of_all_kinds(names, draft, with_data, trains_as_numpy):
     trains_as_numpy(with_data(model), Variant(double=True), "adam", epochs=1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(3, 4, 4), (2, 8, 4)])
 @pytest.mark.parametrize("name", NETWORKS)
@@ -201,6 +207,7 @@ def test_the_unet_of_the_thesis(depth, size, with_data, trains_as_numpy):
     trains_as_numpy(with_data(model, 1), Variant(double=True), "adam", epochs=3 if depth == 4 else 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("pixels", ORDERS)
 @pytest.mark.parametrize("parallel", ["serial", "mpi", "hybrid"])
