@@ -2,6 +2,8 @@
 
 from meta500.datasets.dataset import Dataset
 from meta500.datasets.files import load_files, save_files
+from meta500.datasets.lazy import LazyDataset
+from meta500.datasets.loader import Loader
 from meta500.datasets.registry import load, names, options
 from meta500.datasets.samplers import (
     BucketSampler,
@@ -10,13 +12,17 @@ from meta500.datasets.samplers import (
     Sampler,
     ShuffleSampler,
 )
+from meta500.datasets.samples import Samples
 
 __all__ = [
     "BucketSampler",
     "ChoiceSampler",
     "Dataset",
+    "LazyDataset",
+    "Loader",
     "OrderedSampler",
     "Sampler",
+    "Samples",
     "ShuffleSampler",
     "load",
     "load_files",

@@ -9,16 +9,71 @@ import numpy as np
 
 from meta500.errors import UserError
 
+# Most pixels per side of a picture that is made; a float32 colour picture of that size has 3.2 GB.
+LARGEST_SIDE = 16_384
+# Most classes that are named by their numbers.
+MOST_CLASSES = 1_000_000
 
-def integer(what: str, value: object, *, minimum: int) -> int:
-    """Return ``value`` as an int of at least ``minimum``; ``what`` names it in the message.
+
+def integer(what: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
+    """Return ``value`` as an int of at least ``minimum``, at most ``maximum``; ``what`` names it.
 
     Raises:
-        UserError: not an integer (bool and 2.0 are none), or smaller than ``minimum``.
+        UserError: not an integer (bool and 2.0 are none), smaller than ``minimum``, or larger than
+            ``maximum``.
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
-        raise UserError(f"{what} must be an integer of at least {minimum}, not {value!r}")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, numbers.Integral)
+        or int(value) < minimum
+        or (maximum is not None and int(value) > maximum)
+    ):
+        range_ = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise UserError(f"{what} must be an integer {range_}, not {value!r}")
     return int(value)
+
+
+def picture_side(what: str, value: object, *, minimum: int = 1) -> int:
+    """Return ``value`` as the pixels per side of a picture.
+
+    Raises:
+        UserError: no integer from ``minimum`` to `LARGEST_SIDE`.
+    """
+    return integer(f"{what} (pixels per side)", value, minimum=minimum, maximum=LARGEST_SIDE)
+
+
+def class_names(classes: object) -> tuple[str, ...]:
+    """The names of classes, as texts: those of a list, or of a number of classes "0", "1" and so on.
+
+    Raises:
+        UserError: a text, a generator or anything else than a list, a tuple or a number; a number outside of
+            1 to `MOST_CLASSES`; no name, or one that is given twice.
+    """
+    if isinstance(classes, numbers.Integral):
+        count = integer("classes", classes, minimum=1, maximum=MOST_CLASSES)
+        return tuple(str(number) for number in range(count))
+    if not isinstance(classes, list | tuple):
+        raise UserError(
+            f"classes must be the number of classes or a list of all their names, not {classes!r}"
+        )
+    names = tuple(str(name) for name in classes)
+    if not names:
+        raise UserError("classes must be at least one name, not an empty list")
+    check_different("classes", names)
+    return names
+
+
+def check_different(what: str, names: Sequence[str]) -> None:
+    """See that no name is given twice.
+
+    Raises:
+        UserError: one is; names it.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise UserError(f"{what} must be different names: '{name}' is named twice")
+        seen.add(name)
 
 
 def fraction(what: str, value: object) -> float:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from meta500.datasets.arguments import fraction as checked_fraction
-from meta500.datasets.arguments import sample_indices, stream
+from meta500.datasets.arguments import sample_indices
+from meta500.datasets.samples import LOSSES, Change, Samples, changed
 from meta500.errors import UserError, choose
-
-LOSSES = ("cross_entropy", "mse")
-_SPLIT_STREAM = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset:
+class Dataset(Samples):
     """Samples for a network's inputs; entry ``i`` of every array belongs to sample ``i``.
 
     Attributes:
@@ -29,6 +26,7 @@ class Dataset:
             label is no class, or the classes have no names.
         licence: licence of the data, with its source.
         default_loss: the loss that fits the label, "cross_entropy" (integer labels) or "mse".
+        ignore: label value that counts in no loss and no score, or None.
 
     Raises:
         UserError: no arrays, no samples, arrays of unequal length, an array that is not numeric, an
@@ -41,6 +39,7 @@ class Dataset:
     classes: tuple[str, ...] | None = None
     licence: str = ""
     default_loss: str = "cross_entropy"
+    ignore: int | None = None
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -70,16 +69,27 @@ class Dataset:
         # Through the constructor: numpy's own pickling would give back writable arrays.
         return Dataset, tuple(getattr(self, field.name) for field in fields(self))
 
-    def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """The samples ``indices`` (1-D, in that order, repeats allowed), by network input.
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {key: value.shape[1:] for key, value in self.inputs.items()}
 
-        The arrays are C-contiguous, writable copies: what happens to them does not reach the set.
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype]:
+        return {key: value.dtype for key, value in self.inputs.items()}
 
-        Raises:
-            UserError: ``indices`` is empty, not 1-D, not integer, or outside [0, len(self)).
-        """
+    def batch(
+        self, indices: Sequence[int] | np.ndarray, change: Change | None = None
+    ) -> dict[str, np.ndarray]:
         chosen = sample_indices(self.name, len(self), indices)
-        return {key: value.take(chosen, axis=0) for key, value in self.inputs.items()}
+        taken = {key: value.take(chosen, axis=0) for key, value in self.inputs.items()}
+        if change is not None:
+            shapes, dtypes = self.shapes, self.dtypes
+            for place, index in enumerate(chosen.tolist()):
+                sample = change({key: value[index] for key, value in self.inputs.items()}, index)
+                changed(self.name, sample, shapes, dtypes, index)
+                for key, array in taken.items():
+                    array[place] = sample[key]
+        return taken
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> Dataset:
         """A dataset of the samples ``indices`` (as in `batch`), otherwise like this one."""
@@ -88,49 +98,8 @@ class Dataset:
             array.flags.writeable = False
         return replace(self, inputs=taken)
 
-    def split(self, fraction: float, seed: int = 0, *, stratified: bool = False) -> tuple[Dataset, Dataset]:
-        """Split at random into (train, test); every sample lands in exactly one of the two.
-
-        The test set gets ``fraction`` of the samples, rounded to the nearest count. Both keep the
-        order of this set.
-
-        Args:
-            fraction: share of the test set, strictly between 0 and 1.
-            seed: the same seed gives the same split.
-            stratified: take the test samples from each class in proportion, to within one sample
-                (largest remainder); needs one integer label per sample.
-
-        Raises:
-            UserError: ``fraction`` outside (0, 1), a part that would be empty, or ``stratified``
-                without integer labels of shape (N,).
-        """
-        share = checked_fraction("fraction", fraction)
-        test_size = int(np.floor(len(self) * share + 0.5))
-        if not 0 < test_size < len(self):
-            empty = "test" if test_size == 0 else "training"
-            raise UserError(
-                f"dataset '{self.name}': fraction {fraction} of {len(self)} samples "
-                f"leaves the {empty} set empty"
-            )
-        order = stream(seed, _SPLIT_STREAM).permutation(len(self))
-        if stratified:
-            is_test = self._stratified_choice(order, share, test_size)
-        else:
-            is_test = np.zeros(len(self), dtype=bool)
-            is_test[order[:test_size]] = True
-        return self.subset(np.flatnonzero(~is_test)), self.subset(np.flatnonzero(is_test))
-
     def cast(self, dtype: str | type | np.dtype) -> Dataset:
-        """This set with its floating-point arrays as ``dtype``; integer and bool arrays are kept.
-
-        Raises:
-            UserError: ``dtype`` is no float16, float32 or float64, or a value would overflow.
-        """
-        try:
-            target = np.dtype(dtype)
-        except TypeError:
-            raise UserError(f"unknown dtype {dtype!r}: choose float16, float32 or float64") from None
-        choose("floating-point dtype", target.name, ("float16", "float32", "float64"))
+        target = floating_dtype(dtype)
         arrays = {}
         for key, value in self.inputs.items():
             if np.issubdtype(value.dtype, np.floating) and value.dtype != target:
@@ -146,6 +115,15 @@ class Dataset:
                 value = cast
             arrays[key] = value
         return replace(self, inputs=arrays)
+
+    def in_memory(self) -> Dataset:
+        return self
+
+    def class_labels(self) -> np.ndarray | None:
+        labels = None if self.label is None else self.inputs[self.label]
+        if labels is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            return None
+        return labels.astype(np.int64)
 
     def _check_arrays(self) -> None:
         for key, value in self.inputs.items():
@@ -172,6 +150,10 @@ class Dataset:
             raise UserError(f"{where} must hold integer class numbers, not {labels.dtype}")
         if labels.size == 0:
             raise UserError(f"{where} has shape {labels.shape}: no label in it")
+        if self.ignore is not None:
+            labels = labels[labels != self.ignore]
+            if labels.size == 0:
+                return
         low, high = int(labels.min()), int(labels.max())
         if low < 0:
             raise UserError(f"{where} holds {low}; class numbers start at 0")
@@ -180,24 +162,19 @@ class Dataset:
                 f"{where} holds {high}, outside 0..{len(self.classes) - 1} of its {len(self.classes)} classes"
             )
 
-    def _stratified_choice(self, order: np.ndarray, share: float, test_size: int) -> np.ndarray:
-        labels = None if self.label is None else self.inputs[self.label]
-        if labels is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            found = "none" if labels is None else f"{labels.dtype} of shape {labels.shape}"
-            raise UserError(
-                f"dataset '{self.name}': a stratified split needs one integer label per sample, "
-                f"found {found}; split with stratified=False"
-            )
-        _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-        counts, remainders = np.divmod(sizes * share, 1)
-        counts = counts.astype(np.int64)
-        missing = test_size - int(counts.sum())
-        counts[np.argsort(-remainders, kind="stable")[:missing]] += 1
-        is_test = np.zeros(len(self), dtype=bool)
-        for number, count in enumerate(counts):
-            members = order[class_of[order] == number]
-            is_test[members[:count]] = True
-        return is_test
+
+def floating_dtype(dtype: str | type | np.dtype) -> np.dtype:
+    """``dtype`` as float16, float32 or float64.
+
+    Raises:
+        UserError: any other.
+    """
+    try:
+        target = np.dtype(dtype)
+    except TypeError:
+        raise UserError(f"unknown dtype {dtype!r}: choose float16, float32 or float64") from None
+    choose("floating-point dtype", target.name, ("float16", "float32", "float64"))
+    return target
 
 
 def _read_only(value: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from meta500.datasets.arguments import integer, stream
-from meta500.datasets.dataset import Dataset
+from meta500.datasets.samples import Samples
 from meta500.errors import UserError
 
 _SHUFFLE_STREAM, _CHOICE_STREAM, _BUCKET_STREAM = 2, 3, 4
@@ -36,7 +36,7 @@ class Sampler(ABC):
             because ``drop_last`` is set and the batch is larger than the set.
     """
 
-    def __init__(self, dataset: Dataset, batch_size: int, *, drop_last: bool = False) -> None:
+    def __init__(self, dataset: Samples, batch_size: int, *, drop_last: bool = False) -> None:
         self.dataset = dataset
         self.batch_size = integer("batch_size", batch_size, minimum=1)
         self.drop_last = drop_last
@@ -74,9 +74,18 @@ class Sampler(ABC):
         Raises:
             UserError: ``epoch`` is no integer of at least 0 (raised here, not at the first batch).
         """
+        batches = self.batches(epoch)
+        return (self.dataset.batch(indices) for indices in batches)
+
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        """The sample indices of every batch of ``epoch``, each 1-D int64.
+
+        Raises:
+            UserError: ``epoch`` is no integer of at least 0.
+        """
         order = self.indices(epoch)
         starts = range(0, len(order), self.batch_size)
-        return (self.dataset.batch(order[start : start + self.batch_size]) for start in starts)
+        return [order[start : start + self.batch_size] for start in starts]
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         number = self.next_epoch
@@ -98,7 +107,7 @@ class OrderedSampler(Sampler):
 class ShuffleSampler(Sampler):
     """Every sample exactly once per epoch, in a random order that depends on (seed, epoch)."""
 
-    def __init__(self, dataset: Dataset, batch_size: int, *, seed: int = 0, drop_last: bool = False) -> None:
+    def __init__(self, dataset: Samples, batch_size: int, *, seed: int = 0, drop_last: bool = False) -> None:
         super().__init__(dataset, batch_size, drop_last=drop_last)
         self.seed = integer("seed", seed, minimum=0)
 
@@ -119,7 +128,7 @@ class BucketSampler(Sampler):
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Samples,
         batch_size: int,
         *,
         bucket_size: int,
@@ -150,7 +159,7 @@ class ChoiceSampler(Sampler):
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Samples,
         batch_size: int,
         *,
         seed: int = 0,

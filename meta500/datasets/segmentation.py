@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meta500.datasets.arguments import integer, stream
+from meta500.datasets.arguments import integer, picture_side, stream
 from meta500.datasets.dataset import Dataset
 from meta500.datasets.digits import digits
 from meta500.datasets.scenes import Scene, draw_scene
@@ -104,5 +104,5 @@ def _height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
     sides = (size, size) if not isinstance(size, Sequence) or isinstance(size, str) else tuple(size)
     if len(sides) != 2:
         raise UserError(f"size must be one number or (height, width), not {size!r}")
-    height, width = (integer("size (pixels per side)", side, minimum=_SMALLEST) for side in sides)
+    height, width = (picture_side("size", side, minimum=_SMALLEST) for side in sides)
     return height, width

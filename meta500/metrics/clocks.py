@@ -153,9 +153,9 @@ def interleave(
         warmup: calls of each function after the first and before the samples.
         min_repeats: rounds to sample at least.
         min_seconds: time that the sampled rounds take at least, all functions and set-up together.
-        max_seconds: time after which no further round is begun, counted from the first call and
-            including set-up. At least one round is sampled, whatever it takes; a timing cut short
-            is not ``complete``.
+        max_seconds: time after which no further round is begun, counted from the end of the first calls
+            (which may compile for longer than that) and including set-up. At least one round is sampled,
+            whatever it takes; a timing cut short is not ``complete``.
         synchronize: waits for the device; one for all functions or a mapping from names.
         setup: called before every call, outside of the clock; one for all functions or a mapping
             from names.
@@ -205,7 +205,6 @@ def interleave(
         return [name for name in functions if name not in failures]
 
     rng = np.random.default_rng(seed)
-    begin = clock()
 
     def exhausted() -> bool:
         return (clock() - begin) * NANOSECONDS >= max_seconds
@@ -214,6 +213,7 @@ def interleave(
     with _without_collector():
         for name in functions:
             call(name, lambda seconds, name=name: first.setdefault(name, seconds))  # type: ignore[misc]
+        begin = clock()
         for _ in range(warmup):
             if exhausted():
                 break

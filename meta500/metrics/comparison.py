@@ -29,7 +29,7 @@ KEY = (
 )  # fmt: skip
 LOWER_IS_BETTER = (
     "time", "first_call", "peak_memory", "memory", "error", "loss", "ratio", "overhead",
-    "time_to_accuracy", "rmse", "mse", "mae", "energy", "communication_volume",
+    "time_to_accuracy", "rmse", "mse", "mae", "energy", "communication_volume", "latency", "data_time",
 )  # fmt: skip
 HIGHER_IS_BETTER = (
     "throughput", "bandwidth", "accuracy", "top1", "top5", "iou", "dice", "speedup", "efficiency",
@@ -37,7 +37,7 @@ HIGHER_IS_BETTER = (
 # One sample of these says nothing about the next: without an interval no verdict is possible.
 NOISY = (
     "time", "first_call", "throughput", "bandwidth", "ratio", "overhead", "speedup", "efficiency",
-    "time_to_accuracy", "energy",
+    "time_to_accuracy", "energy", "latency", "data_time",
 )  # fmt: skip
 # Curves of these are pooled to samples; of all others the last point counts.
 POOLED = ("time", "throughput", "bandwidth")

@@ -90,8 +90,10 @@ class RunState:
     run: inside ``before_optimizer_step`` it is the number, from 1, of the step about to run, from
     then on the number of steps done. ``samples_seen`` counts training samples of completed steps.
     ``inputs``, ``outputs`` and ``samples`` (batch size) belong to the current batch, ``loss`` is
-    the loss of the last optimizer step. ``train_batches`` and ``test_batches`` are the batches of
-    one epoch, None where a sampler does not say. Times are nanoseconds of ``time.perf_counter_ns``.
+    the loss of the last optimizer step. ``counted`` is what a mean loss of the batch is over: its labels
+    without those that the set ignores, where it ignores one, else its samples. ``train_batches`` and
+    ``test_batches`` are the batches of one epoch, None where a sampler does not say. Times are nanoseconds of
+    ``time.perf_counter_ns``.
     """
 
     runner: Any
@@ -108,6 +110,7 @@ class RunState:
     step: int = 0
     batch: int = 0
     samples: int = 0
+    counted: int = 0
     samples_seen: int = 0
     inputs: Mapping[str, np.ndarray] | None = None
     outputs: Mapping[str, np.ndarray] | None = None
@@ -149,12 +152,14 @@ class Ticker:
 
     ``train_outputs`` and ``test_outputs`` name the network outputs that the ticker wants to find in
     ``state.outputs`` in the optimizer's and in the inference steps; the Runner fetches those of all
-    tickers and no others. A method called ``before_...``, ``after_...`` or ``abort_...`` that is no
-    event raises a UserError when its class is defined, since it would never be called.
+    tickers and no others. ``root_only`` True is for tickers that print or write files: in a run on
+    several ranks they exist on rank 0 alone. A method called ``before_...``, ``after_...`` or ``abort_...``
+    that is no event raises a UserError when its class is defined, since it would never be called.
     """
 
     train_outputs: Sequence[str] = ()
     test_outputs: Sequence[str] = ()
+    root_only = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -205,6 +210,23 @@ class Ticker:
 
     def after_run(self, state: RunState) -> None:
         """Close files. Called exactly once for each before_run, whatever ended the run."""
+
+    # Not events: what a run on several ranks, and one that is interrupted and resumed, needs.
+
+    def join_ranks(self, state: RunState, gather: Callable[[Any], list[Any]]) -> None:
+        """After the last inference step of this rank's part of the test set: take in the other ranks'.
+
+        ``gather(part)`` gives the parts of all ranks in rank order, on all ranks. Every rank has to
+        call it as often; so a ticker that is ``root_only`` must not.
+        """
+
+    def saved_state(self) -> dict[str, Any]:
+        """What ``restore_state`` needs to go on after an optimizer step, as JSON can hold it."""
+        return {}
+
+    def restore_state(self, saved: Mapping[str, Any], state: RunState) -> None:
+        """Go on from ``saved`` ({} if there is none); called in a resumed run after ``before_epoch``,
+        when ``state`` and ``state.summary`` are restored."""
 
 
 class Dispatcher:

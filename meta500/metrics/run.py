@@ -277,6 +277,23 @@ class RunFolder:
         _replace_file(self.path / "run.json", json.dumps(self.info, indent=2, default=str) + "\n")
 
 
+def note_end(path: str | Path, status: str, message: str) -> bool:
+    """Mark a run from outside of the process that wrote it and is gone; False if it is marked already.
+
+    Raises:
+        UserError: there is no run, the status is unknown, or writing failed.
+    """
+    if status not in STATUSES[1:]:
+        raise UserError(f"'{status}' is no final status; use one of {', '.join(STATUSES[1:])}")
+    info = _read_info(Path(path) / "run.json")
+    if info["status"] != "running":
+        return False
+    finished = datetime.now(UTC).isoformat(timespec="seconds")
+    info |= {"status": status, "message": message, "finished": finished}
+    _replace_file(Path(path) / "run.json", json.dumps(info, indent=2, default=str) + "\n")
+    return True
+
+
 def _replace_file(path: Path, text: str) -> None:
     """Write a file so that a reader, or a crash, sees either the old or the new content.
 

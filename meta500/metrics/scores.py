@@ -45,6 +45,14 @@ class Score(ABC):
     def value(self) -> float:
         """The score over all batches since the last reset; NaN when there was nothing to score."""
 
+    def merge(self, other: Any) -> None:
+        """Take in what another score of the same kind has accumulated over other samples.
+
+        Raises:
+            UserError: this kind of score cannot be merged.
+        """
+        raise UserError(f"the score '{self.name}' cannot be merged over ranks: it has no method merge")
+
 
 class Accuracy(Score):
     """Top-k accuracy: the fraction of labels whose score is among the k highest of their sample.
@@ -83,6 +91,10 @@ class Accuracy(Score):
             hit = (ahead.sum(axis=1) < self.k) & ~np.isnan(scores).any(axis=1)
         self.correct += int(np.count_nonzero(hit & kept))
         self.count += int(np.count_nonzero(kept))
+
+    def merge(self, other: Any) -> None:
+        self.correct += other.correct
+        self.count += other.count
 
     def value(self) -> float:
         return self.correct / self.count if self.count else math.nan
@@ -130,6 +142,18 @@ class Confusion(Score):
         column = np.where(predicted < 0, classes, predicted)[kept].astype(np.int64)
         flat = labels[kept].astype(np.int64) * (classes + 1) + column
         self._counts += np.bincount(flat, minlength=self._counts.size).reshape(self._counts.shape)
+
+    def merge(self, other: Any) -> None:
+        if other._counts is None:
+            return
+        if self._counts is None:
+            self._counts = np.zeros_like(other._counts)
+        if self._counts.shape != other._counts.shape:
+            raise UserError(
+                f"the scores have {self._counts.shape[0]} classes on one rank, {other._counts.shape[0]} on "
+                "another"
+            )
+        self._counts += other._counts
 
     @property
     def matrix(self) -> np.ndarray:
@@ -180,13 +204,15 @@ class Dice(Confusion):
 class _Deviation(Score):
     """Sum of a function of prediction - target over all elements; both arrays have the same shape.
 
-    A prediction (N, 1) against a target (N,) is refused: broadcasting would compare all pairs.
+    A prediction (N, 1) against a target (N,) is refused: broadcasting would compare all pairs. Elements whose
+    target equals ``ignore`` are left out.
     """
 
     higher_is_better = False
     unit = "unit of the target"
 
-    def __init__(self) -> None:
+    def __init__(self, ignore: float | None = None) -> None:
+        self.ignore = ignore
         self.reset()
 
     def reset(self) -> None:
@@ -200,9 +226,16 @@ class _Deviation(Score):
                 f"{self.name}: prediction has shape {prediction.shape}, target {target.shape}; "
                 "they must be equal"
             )
+        if self.ignore is not None:
+            kept = target != self.ignore
+            prediction, target = prediction[kept], target[kept]
         difference = prediction.astype(np.float64) - target.astype(np.float64)
         self.total += self._sum(difference)
         self.count += difference.size
+
+    def merge(self, other: Any) -> None:
+        self.total += other.total
+        self.count += other.count
 
     @abstractmethod
     def _sum(self, difference: np.ndarray) -> float: ...

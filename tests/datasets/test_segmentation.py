@@ -187,8 +187,9 @@ def test_distractors_are_background():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"size": 8}, "size .* at least 16, not 8"),
-        ({"size": (64, 8)}, "at least 16, not 8"),
+        ({"size": 8}, "size .* from 16 to 16384, not 8"),
+        ({"size": (64, 8)}, "from 16 to 16384, not 8"),
+        ({"size": 2**40}, "from 16 to 16384, not 1099511627776"),
         ({"size": (64, 64, 3)}, "one number or .height, width."),
         ({"size": 64.0}, "size .* must be an integer"),
         ({"size": "64x64"}, "size .* must be an integer"),

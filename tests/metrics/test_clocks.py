@@ -138,14 +138,25 @@ def test_both_the_count_and_the_duration_are_reached(clock, min_repeats, min_sec
 def test_the_limit_stops_between_rounds(clock):
     functions = {"a": clock.function("a", 300_000_000), "b": clock.function("b", 700_000_000)}
     timings = interleave(functions, warmup=1, min_repeats=50, min_seconds=0, max_seconds=4.5, clock=clock)
-    # One second each for the first calls, the warm-up and every round: the third begins at 4.0 s.
-    assert len(timings["a"].samples) == len(timings["b"].samples) == 3
+    # One second each for the warm-up and every round, behind the first calls: the fourth begins at 4.0 s.
+    assert len(timings["a"].samples) == len(timings["b"].samples) == 4
     assert not timings["a"].complete
+
+
+def test_first_calls_that_compile_for_long_leave_time_for_rounds(clock):
+    calls = []
+
+    def compiled():
+        clock.now += 10**6 if calls else 40 * 10**9
+        calls.append(None)
+
+    timing = measure(compiled, warmup=1, min_repeats=5, min_seconds=0, max_seconds=1, clock=clock)
+    assert timing.first_call == 40 and len(timing.samples) == 5 and timing.complete
 
 
 def test_one_round_is_sampled_whatever_it_takes(clock):
     timing = measure(clock.function("f", 10**10), warmup=3, min_seconds=0, max_seconds=5, clock=clock)
-    assert timing.warmup == ()
+    assert timing.warmup == seconds(10**10)
     assert timing.samples == seconds(10**10)
     assert not timing.complete
 

@@ -360,6 +360,13 @@ def test_ratios_are_readable(data):
     assert low < 1 < high
 
 
+def test_long_words_below_the_axis_stay_in_the_picture():
+    long = "training step time of torch eager relative to plain PyTorch eager adam (torch.optim)"
+    figure = draw_ratios(ratios(), quantity=long)
+    assert_readable(figure)
+    assert figure.axes[0].get_xlabel().split() == f"{long} (ratio, 95 % interval)".split()
+
+
 def test_ratios_show_the_data_and_whether_the_interval_excludes_one():
     figure = draw_ratios(ratios(), quantity="time")
     axes = figure.axes[0]

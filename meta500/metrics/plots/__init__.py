@@ -1,6 +1,7 @@
 """Plots for papers: training curves, bars and ratios with intervals, rooflines and heat maps of errors.
 
-`plots_from_run` makes all plots of a run folder again; the other functions take plain data, rows or
+`plots_from_run` makes all plots of a run folder again, and `versus_plots` those of several training runs
+against each other; the other functions take plain data, rows or
 frames, and either draw a figure (``draw_...``) or write files and return their paths
 (``..._plot``). matplotlib is imported when something is drawn.
 """
@@ -34,6 +35,7 @@ from meta500.metrics.plots.roofline import (
     roofline_plots,
 )
 from meta500.metrics.plots.style import PALETTE, save
+from meta500.metrics.plots.versus import versus_plots
 
 __all__ = [
     "PALETTE",
@@ -67,4 +69,5 @@ __all__ = [
     "roofline_plots",
     "running_mean",
     "save",
+    "versus_plots",
 ]

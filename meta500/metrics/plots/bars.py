@@ -34,6 +34,8 @@ BAR_INCHES = 0.17
 GAP_INCHES = 0.14
 LINE_INCHES = 0.23
 LABEL_CHARACTERS = 32
+# Of a line below the axis.
+AXIS_CHARACTERS = 64
 VALUE_SIZE = 7
 # Ratios that reach further than this get ticks like any logarithmic axis.
 WIDE = 2.5
@@ -207,14 +209,16 @@ def draw_ratios(
     with drawing():
         heights = [LINE_INCHES + 0.14 * text.count("\n") for text, _ in lines]
         centres = np.cumsum(heights) - np.array(heights) / 2
-        figure = new_figure(WIDTH, sum(heights) + 0.75 + (0.2 if title else 0.0))
+        below_axis = textwrap.fill(f"{quantity} (ratio, {interval})", AXIS_CHARACTERS)
+        further = 0.16 * below_axis.count("\n") + (0.2 if title else 0.0)
+        figure = new_figure(WIDTH, sum(heights) + 0.75 + further)
         axes = figure.subplots()
         axes.axvline(1.0, color="black", linewidth=0.9)
         for (_, line), y in zip(lines, centres, strict=True):
             if line is not None:
                 _draw_ratio(axes, line, float(y))
         _ratio_axes(axes, ratios, lines, centres, sum(heights))
-        axes.set_xlabel(f"{quantity} (ratio, {interval})")
+        axes.set_xlabel(below_axis)
         if below:
             _beside_one(axes, f"← {below}", -6)
         if above:

@@ -166,15 +166,25 @@ def _draw_panel(
     if not chosen:
         raise UserError(f"there is no curve of '{panel.quantity}' in phase '{panel.phase}'")
     percent = panel.quantity == "accuracy"
-    scale, x_label = _abscissa(chosen, panel.x)
+    scale, x_label = abscissa(chosen, panel.x)
     for curve in chosen:
         x = getattr(curve, panel.x) * scale
         _draw_curve(axes, x, curve.values * (100 if percent else 1), labels.index(curve.label), drawn)
+    dress_axes(axes, panel, chosen, x_label)
+
+
+def dress_axes(axes: Axes, panel: Panel, curves: Sequence[Curve], x_label: str) -> None:
+    """Labels with units, scales and ticks of a panel, once all its curves are drawn.
+
+    Raises:
+        UserError: the panel asks for a logarithmic axis and a value is not positive.
+    """
+    percent = panel.quantity == "accuracy"
     axes.set_xlabel(x_label)
     where = PHASES[panel.phase]
     unit = " (%)" if percent else ""
     axes.set_ylabel(f"{where} {panel.quantity.replace('_', ' ')}{unit}")
-    _scale_y(axes, panel, chosen)
+    _scale_y(axes, panel, curves)
     if percent:
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, 0.0) if low < 0 else low, min(high, 100 + 0.02 * (100 - low)))
@@ -183,7 +193,9 @@ def _draw_panel(
 
         axes.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
     axes.locator_params(axis="x", nbins=6)
-    axes.set_xlim(left=0)
+    # Room beside the last points, also where all of them have about the same place.
+    last = float(axes.dataLim.x1)
+    axes.set_xlim(0, 1.05 * last if math.isfinite(last) and last > 0 else None)
 
 
 def _draw_curve(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, drawn: _Drawn) -> None:
@@ -202,10 +214,11 @@ def _draw_curve(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, drawn: _Dr
     if len(gaps) and gaps[0] > 0:
         drawn.broken = True
         last = gaps[0] - 1
-        axes.plot(x[last], y[last], **_BROKEN, zorder=4)
+        axes.plot(x[last], y[last], **BROKEN, zorder=4)
 
 
-_BROKEN: dict[str, Any] = {
+# The mark of the last point before a value that is not finite.
+BROKEN: dict[str, Any] = {
     "marker": "X",
     "markersize": 9,
     "markerfacecolor": "white",
@@ -239,7 +252,8 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     return np.where(known, means, np.nan)
 
 
-def _abscissa(curves: Sequence[Curve], x: Abscissa) -> tuple[float, str]:
+def abscissa(curves: Sequence[Curve], x: Abscissa) -> tuple[float, str]:
+    """Factor from samples or seconds to the unit of the axis, and the label of the axis."""
     if x == "samples":
         return 1.0, "training samples seen"
     longest = max((float(c.seconds.max()) for c in curves if len(c.seconds)), default=1.0)
@@ -275,6 +289,6 @@ def _legend(figure: Figure, labels: Sequence[str], drawn: _Drawn) -> None:
         ]
         names += ["single values", "running mean over 5 % of the values"]
     if drawn.broken:
-        handles.append(Line2D([], [], **_BROKEN))
+        handles.append(Line2D([], [], **BROKEN))
         names.append("NaN or infinite from here on")
     legend_below(figure, handles, names)

@@ -16,6 +16,8 @@ from meta500.metrics.plots.bars import BAR_INCHES, GAP_INCHES, LINE_INCHES, Bar,
 from meta500.metrics.plots.curves import Curve, curve_plots, four_panels
 from meta500.metrics.plots.heatmap import heatmap_plots
 from meta500.metrics.plots.roofline import roofline_plots
+from meta500.metrics.plots.sampling import sampling_plots
+from meta500.metrics.plots.scaling import scaling_plots
 from meta500.metrics.rows import KINDS, NO_VALUE_VERDICTS, Row
 
 if TYPE_CHECKING:
@@ -53,12 +55,18 @@ def curves_from_rows(data: Rows | pandas.DataFrame) -> list[Curve]:
     Runs are told apart by their fields and, where these are equal, by their steps beginning anew.
     A label names the fields in which the runs differ.
     """
-    runs = _runs(as_rows(data))
-    labels = describe([run[0] for run in runs], CURVE, ("optimizer", "backend", "mode"))
-    curves: list[Curve] = []
-    for label, rows in zip(_distinct(labels), runs, strict=True):
-        curves += _step_curves(label, rows) + _epoch_curves(label, rows)
-    return curves
+    runs = curves_of_runs(data)
+    labels = describe([row for row, _ in runs], CURVE, ("optimizer", "backend", "mode"))
+    return [
+        replace(curve, label=label)
+        for label, (_, curves) in zip(_distinct(labels), runs, strict=True)
+        for curve in curves
+    ]
+
+
+def curves_of_runs(data: Rows | pandas.DataFrame) -> list[tuple[Row, list[Curve]]]:
+    """The first row of every training run, which says what ran, and the run's curves without labels."""
+    return [(rows[0], _step_curves("", rows) + _epoch_curves("", rows)) for rows in _runs(as_rows(data))]
 
 
 def bars_from_rows(data: Rows | pandas.DataFrame) -> list[Bar]:
@@ -115,6 +123,8 @@ def plots_from_run(folder: Any, formats: Sequence[str] = ("png", "pdf")) -> list
     - "time-LEVEL-PHASE" and "throughput-...", "peak_memory-...", "first_call-...": bars with
       intervals, one file per level, phase and protocol, with "-2", "-3" ... for further pages;
     - "ratio-LEVEL-BASELINE": ratios with intervals;
+    - "scaling-weak", "scaling-strong", "scaling-errors", "scaling-network": see `scaling_plots`;
+    - "sampling-latency" and "sampling-labels": see `sampling_plots`;
     - "roofline-PHASE-DTYPE" and "errors": of operators, see `roofline_plots` and `heatmap_plots`.
 
     Args:
@@ -131,11 +141,12 @@ def plots_from_run(folder: Any, formats: Sequence[str] = ("png", "pdf")) -> list
     target = run.path / "plots"
     curves = curves_from_rows(rows)
     written = curve_plots(curves, target, formats) if four_panels(curves) else []
-    # The fetching of batches and the call of an empty network are not worth figures of their own.
-    drawn = [r for r in rows if r.phase not in ("fetch", "measuring")]
+    # Fetching, sampling and the call of an empty network need no bars: they have other figures, or none.
+    drawn = [r for r in rows if r.phase not in ("fetch", "measuring", "sampling")]
     for quantity in ("time", "throughput", "peak_memory", "first_call"):
         written += _bar_pages([r for r in drawn if r.quantity == quantity], target, formats)
     written += _ratio_pages([r for r in drawn if r.quantity == "ratio"], target, formats)
+    written += scaling_plots(rows, target, formats) + sampling_plots(rows, target, formats)
     return written + roofline_plots(rows, target, formats) + heatmap_plots(rows, target, formats)
 
 
@@ -277,7 +288,7 @@ def _epoch_curves(label: str, rows: Sequence[Row]) -> list[Curve]:
     points: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for row in rows:
         known = row.phase != "training_step" and row.step in seen and row.value is not None
-        if known and row.quantity != "samples_seen":
+        if known and row.quantity not in ("samples_seen", "data_time"):
             place = points.setdefault((row.quantity, row.phase), [])
             place.append((float(seen[row.step] or 0), float(row.seconds or 0), float(row.value or 0)))
     return [

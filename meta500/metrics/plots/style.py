@@ -127,8 +127,9 @@ def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) 
     widths = [text_width(figure, label, size) for label in labels]
     width, height = figure.get_size_inches()
     columns = _columns(widths, width - 0.2)
-    rows = math.ceil(len(labels) / columns)
-    figure.set_size_inches(width, height + 0.18 * rows + 0.1)
+    lines = [label.count("\n") + 1 for label in labels]
+    height_in_lines = max(sum(lines[a:b]) for a, b in pairwise(_column_starts(len(lines), columns)))
+    figure.set_size_inches(width, height + 0.18 * height_in_lines + 0.1)
     figure.legend(list(handles), list(labels), loc="outside lower center", ncols=columns, handlelength=2.6)
 
 
@@ -136,13 +137,17 @@ def _columns(widths: Sequence[float], available: float) -> int:
     """The most columns of legend entries that fit; entries are filled in column by column."""
     handle_and_gaps = 0.65
     for columns in range(len(widths), 1, -1):
-        # matplotlib spreads n entries over the columns as evenly as possible, long columns first.
-        short, longer = divmod(len(widths), columns)
-        starts = [k * short + min(k, longer) for k in range(columns + 1)]
+        starts = _column_starts(len(widths), columns)
         needed = sum(max(widths[a:b]) + handle_and_gaps for a, b in pairwise(starts))
         if needed <= available:
             return columns
     return 1
+
+
+def _column_starts(entries: int, columns: int) -> list[int]:
+    """Where each column begins, and the end: matplotlib spreads evenly, with the long columns first."""
+    short, longer = divmod(entries, columns)
+    return [k * short + min(k, longer) for k in range(columns + 1)]
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Literal
 
 from meta500.errors import UserError, choose
 from meta500.metrics.events import Answer, RunState, Ticker
@@ -70,6 +72,16 @@ class ScoreLimit(Ticker):
 
     def before_run(self, state: RunState) -> None:
         self.reached, self.best = None, math.nan
+
+    def saved_state(self) -> dict[str, Any]:
+        reached = None if self.reached is None else asdict(self.reached)
+        return {"score": self.score, "best": self.best, "target": self.target, "reached": reached}
+
+    def restore_state(self, saved: Mapping[str, Any], state: RunState) -> None:
+        if saved and saved["score"] == self.score:
+            self.best = float(saved["best"])
+            if saved["reached"] is not None and saved["target"] == self.target:
+                self.reached = Reached(**saved["reached"])
 
     def abort_after_test_set(self, state: RunState) -> Answer:
         epoch = state.summary.epochs[-1]

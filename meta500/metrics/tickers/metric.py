@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,8 @@ class MetricTicker(Ticker):
             ``(prediction, target) -> number``. A Score accumulates batch by batch. A plain function
             is called once per test set on all predictions and targets joined along the first axis,
             since the mean of its values over batches would in general be another number; this keeps
-            them in memory.
+            them in memory. A Score that ignores no label ignores that of the test set where its target
+            is the Runner's label; a plain function gets all labels.
         output: the network output that is scored; None: the Runner's ``logits``.
         target: the input that holds the truth; None: the Runner's ``label``.
         name: None: the score's, or the function's.
@@ -44,11 +47,17 @@ class MetricTicker(Ticker):
         self.name: str = name or own or type(self.metric).__name__
         self.unit = self.metric.unit if isinstance(self.metric, Score) else "1"
         self.test_outputs = () if output is None else (output,)
+        self._follows_set = isinstance(self.metric, Score) and getattr(self.metric, "ignore", 0) is None
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
 
     def before_test_set(self, state: RunState) -> None:
         self._kept = []
         if isinstance(self.metric, Score):
+            if self._follows_set:
+                runner = state.runner
+                # What means "ignored" in the label is an ordinary value of another target.
+                own = self.target in (None, runner.label)
+                self.metric.ignore = runner.ignore if own else None  # type: ignore[attr-defined]
             self.metric.reset()
 
     def after_inference_step(self, state: RunState) -> None:
@@ -67,6 +76,15 @@ class MetricTicker(Ticker):
         else:
             self._kept.append((prediction.copy(), truth.copy()))
 
+    def join_ranks(self, state: RunState, gather: Callable[[Any], list[Any]]) -> None:
+        if isinstance(self.metric, Score):
+            scores = gather(self.metric)
+            self.metric.reset()
+            for score_of_rank in scores:
+                self.metric.merge(score_of_rank)
+        else:
+            self._kept = interleaved(gather(self._kept))
+
     def after_test_set(self, state: RunState) -> None:
         if isinstance(self.metric, Score):
             value = float(self.metric.value())
@@ -78,3 +96,11 @@ class MetricTicker(Ticker):
         if self.name in scores:
             raise UserError(f"two metric tickers are called '{self.name}': give one another name=...")
         scores[self.name] = value
+
+
+def interleaved(parts: Sequence[Sequence[Any]]) -> list[Any]:
+    """Batches that were dealt to ranks in turns, in their serial order again."""
+    missing = object()
+    return [
+        batch for batch in chain.from_iterable(zip_longest(*parts, fillvalue=missing)) if batch is not missing
+    ]

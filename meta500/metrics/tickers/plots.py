@@ -29,6 +29,8 @@ class PlotsTicker(Ticker):
         UserError: no folder, at the beginning of the run; files that cannot be written.
     """
 
+    root_only = True
+
     def __init__(
         self,
         folder: str | Path | None = None,

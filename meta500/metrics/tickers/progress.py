@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from meta500.metrics.events import RunState, Ticker
@@ -65,6 +66,8 @@ class ProgressTicker(Ticker):
         console: None: standard error.
     """
 
+    root_only = True
+
     def __init__(self, console: Console | None = None) -> None:
         self._given = console
         self._bar: Any = None
@@ -95,6 +98,15 @@ class ProgressTicker(Ticker):
         self._task = self._bar.add_task("starting", total=batches, status="")
         self._shown_ns = 0
         self._bar.start()
+
+    def restore_state(self, saved: Mapping[str, Any], state: RunState) -> None:
+        tests = state.epoch - state.first_epoch
+        done = ((state.train_batches or 0) * tests + state.batch, (state.test_batches or 0) * tests)
+        left = self._remaining.left if self._bar is not None else []
+        for kind, count in enumerate(left):
+            left[kind] = None if count is None else max(count - done[kind], 0)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=sum(done))
 
     def before_training_set(self, state: RunState) -> None:
         self._begin(state, "training")

@@ -43,6 +43,7 @@ class RecordTicker(Ticker):
     """
 
     suffix = ""
+    root_only = True
 
     def __init__(self, path: str | Path | None = None, *, overwrite: bool = False) -> None:
         self.path, self.overwrite = path, overwrite
