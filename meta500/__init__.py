@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from meta500 import backends, benchmarks, custom, datasets, graph, metrics, models, optimizers
+    from meta500 import (
+        backends,
+        benchmarks,
+        custom,
+        datasets,
+        distributed,
+        graph,
+        metrics,
+        models,
+        optimizers,
+    )
     from meta500.backends.network import Network, backend_names, coverage, network
     from meta500.benchmarks.operators.custom import check_operator
     from meta500.custom import load_operators
@@ -20,7 +30,17 @@ if TYPE_CHECKING:
     from meta500.metrics import Runner
     from meta500.models import from_torch
 
-_ROOMS = ("backends", "benchmarks", "custom", "datasets", "graph", "metrics", "models", "optimizers")
+_ROOMS = (
+    "backends",
+    "benchmarks",
+    "custom",
+    "datasets",
+    "distributed",
+    "graph",
+    "metrics",
+    "models",
+    "optimizers",
+)
 _NAMES = {
     "Model": "meta500.graph",
     "Network": "meta500.backends.network",
@@ -50,6 +70,7 @@ __all__ = [
     "coverage",
     "custom",
     "datasets",
+    "distributed",
     "from_torch",
     "graph",
     "load",

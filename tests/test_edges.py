@@ -341,6 +341,7 @@ def cli(*arguments, cwd, **env):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_json_has_the_training_rows(tmp_path):
     done = cli("bench", "training", "--quick", "--threads", "1", "--json", "--out", "r", cwd=tmp_path)
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -15,7 +15,15 @@ def test_there_are_examples():
     assert len(EXAMPLES) >= 6
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+# Their subjects have tests of their own.
+LONG = ("compare_backends", "custom_operator", "find_difference", "own_optimizer", "train_without_python")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.slow] if p.stem in LONG else []) for p in EXAMPLES],
+    ids=[p.stem for p in EXAMPLES],
+)
 def test_example(path, tmp_path):
     assert len(path.read_text().splitlines()) < 60
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -62,6 +62,7 @@ def test_compiled_training_agrees_with_eager():
     np.testing.assert_allclose(compiled, losses(model, "torch", data), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_compiled_gradients_are_right_or_refused_for_every_batch_size():
     """torch.compile of PyTorch 2.13 gets the convolutions' gradients wrong for the short last batch."""
     model = meta500.models.digits_cnn(batch="N", seed=0)

@@ -24,7 +24,7 @@ from meta500.benchmarks.networks import columns_of, emit_times
 from meta500.benchmarks.protocol import SETTLE_SECONDS, Emit, label, ratio_row
 from meta500.benchmarks.step_worker import INFERENCE, TRAINING
 from meta500.benchmarks.subjects import Subject, prepared
-from meta500.benchmarks.variants import ADAM, GENERATED, Variant
+from meta500.benchmarks.variants import GENERATED, Variant
 from meta500.benchmarks.workers import Worker, WorkerFailed
 from meta500.errors import UserError, choose
 from meta500.metrics.clocks import LEAD_IN_SECONDS, Timing
@@ -230,7 +230,7 @@ def _measure_times(
     for runner in runners:
         columns = {**columns_of(subject, phase), **runner.variant.columns(plan.threads)}
         if phase == TRAINING:
-            columns["optimizer"] = ADAM
+            columns["optimizer"] = runner.variant.optimizer
         judged = _judged(runner, agreed, error)
         timing = timings[runner.variant.name]
         emit_times(timing, {**columns, **judged}, subject.batch, emit, INTERLEAVED)
@@ -316,7 +316,7 @@ def _measure_memory(
     """Peak memory of a process that imports, makes and trains three steps, and does nothing else."""
     for variant in plan.variants:
         columns = {**columns_of(subject, TRAINING), **variant.columns(plan.threads)}
-        columns |= {"optimizer": ADAM, "quantity": "peak_memory", "unit": "B"}
+        columns |= {"optimizer": variant.optimizer, "quantity": "peak_memory", "unit": "B"}
         progress(f"{subject.title}: peak memory of {label(columns)}")
         try:
             with _worker(variant, plan.threads) as worker:
@@ -349,7 +349,7 @@ def _measure_start(
         }
         for protocol in (COLD_START, WARM_START):
             columns = {**columns_of(subject, TRAINING), **variant.columns(plan.threads)}
-            columns |= {"optimizer": ADAM, "quantity": "first_call", "unit": "s"}
+            columns |= {"optimizer": variant.optimizer, "quantity": "first_call", "unit": "s"}
             progress(f"{subject.title}: {protocol.partition(', ')[2]} of {label(columns)}")
             try:
                 with _worker(variant, plan.threads, caches) as worker:

@@ -36,12 +36,12 @@ def size(count: float | None) -> str:
 
 
 def timed(row: Row) -> str:
-    """A time with its interval, in one unit."""
+    """A time with its interval, in one unit; a single sample has none."""
     if row.value is None:
         return row.verdict
     scale, unit = _scale(row.value)
     text = _digits(row.value / scale)
-    if row.low is not None and row.high is not None:
+    if row.low is not None and row.high is not None and row.confidence != 0:
         text += f" [{_digits(row.low / scale)}, {_digits(row.high / scale)}]"
     return f"{text} {unit}"
 
@@ -50,7 +50,7 @@ def interval(row: Row | None) -> str:
     """A ratio with its interval."""
     if row is None or row.value is None:
         return "-"
-    if row.low is None or row.high is None:
+    if row.low is None or row.high is None or row.confidence == 0:
         return f"{row.value:.3f}"
     return f"{_digits(row.value)} [{_digits(row.low)}, {_digits(row.high)}]"
 

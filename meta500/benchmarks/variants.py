@@ -34,6 +34,7 @@ class Variant:
         backend, mode: columns of its rows.
         channels_last, compiled: how plain PyTorch runs.
         environment: variables of its process.
+        optimizer: of its training step, as rows name it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Variant:
     channels_last: bool = False
     compiled: bool = False
     environment: dict[str, str] = field(default_factory=dict)
+    optimizer: str = ADAM
 
     @property
     def tuned(self) -> bool:
@@ -87,7 +89,7 @@ def _torch_variants(tuned: bool) -> list[Variant]:
 
 
 # The generated backend with the toolchain "exastencils"; its optimizer is the reference Adam.
-_EXASTENCILS = Variant(EXASTENCILS, EXASTENCILS)
+_EXASTENCILS = Variant(EXASTENCILS, EXASTENCILS, optimizer="adam (reference)")
 _ALL = (Variant("generated", GENERATED), *_torch_variants(False), *_torch_variants(True), _EXASTENCILS)
 VARIANTS = {variant.name: variant for variant in _ALL}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 INTERRUPTED = 130
@@ -10,8 +11,12 @@ INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 a failed or regressed result, 2 bad input, 130 Ctrl-C."""
     from meta500.cli.application import application
+    from meta500.distributed.mpi import launched_rank
     from meta500.errors import UserError
 
+    if launched_rank():
+        # Of many ranks only the first one prints; faults of the others are told through their own stream.
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         application(args=arguments, prog_name="meta500")
     except UserError as error:

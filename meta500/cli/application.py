@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from meta500.cli import bench, compare, diff, generate, info, operators, train
+from meta500.cli import (
+    bench,
+    compare,
+    data,
+    diff,
+    generate,
+    info,
+    launch,
+    models,
+    operators,
+    plot,
+    recipe,
+    scale,
+    train,
+)
 
 application = typer.Typer(
     name="meta500",
@@ -14,6 +28,7 @@ application = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # as "rich", "[default: ...]" would vanish
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -38,7 +53,13 @@ def options(
 application.command("bench")(bench.bench)
 application.command("train")(train.train)
 application.command("compare")(compare.compare)
+application.command("plot")(plot.plot)
 application.command("diff")(diff.diff)
+application.command("models")(models.models)
 application.command("operators")(operators.operators)
 application.add_typer(generate.generate, name="generate")
+application.add_typer(data.data, name="data")
+application.command("launch", context_settings=launch.SETTINGS)(launch.launch)
+application.add_typer(recipe.recipe, name="recipe")
+application.command("scale")(scale.scale)
 application.command("info")(info.info)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import meta500
-from meta500.backends.generated.network import Form
+from meta500.backends.generated.forms import Form
 from meta500.benchmarks import kernel_tables as tables
 from meta500.benchmarks.kernel_counts import KINDS, PRODUCT_KINDS, KernelWork, kernel_works
 from meta500.benchmarks.kernels import DIRECT, WITH_WINOGRAD, Found, Limits, Plan, Profile
@@ -184,6 +184,7 @@ def script(*options):
     )
 
 
+@pytest.mark.slow
 def test_the_script_measures_a_small_network(tmp_path):
     options = ("--net", "digits_cnn", "--threads", "1", "--rounds", "2", "--direct", "--quick")
     done = script(*options, "--out", str(tmp_path))

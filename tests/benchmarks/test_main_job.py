@@ -12,6 +12,7 @@ from meta500.metrics import RunFolder
 def relu_only(monkeypatch):
     """The layers of the main job are one ReLU."""
     every = layers.unet_layers
+    monkeypatch.setattr(layers, "SETTLE_SECONDS", 0.001)
     monkeypatch.setattr(
         layers, "unet_layers", lambda **options: [x for x in every(**options) if x.name == "ReLU"]
     )

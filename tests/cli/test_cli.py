@@ -32,11 +32,19 @@ def meta500(*arguments, cwd, check=True, **more):
     return done
 
 
-@pytest.fixture(scope="module")
-def layers_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bench")
-    done = meta500("bench", "layers", "--quick", "--threads", 1, "--out", folder / "run", cwd=folder)
-    return folder / "run", done
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """The command line in this process: (exit code, stdout, stderr)."""
+    from meta500.cli import main
+
+    def call(*arguments, cwd):
+        monkeypatch.chdir(cwd)
+        with pytest.raises(SystemExit) as stop:
+            main([*map(str, arguments)])
+        shown = capsys.readouterr()
+        return stop.value.code or 0, shown.out, shown.err
+
+    return call
 
 
 def refused(done, *parts):
@@ -77,9 +85,36 @@ def test_info(tmp_path):
     assert found["environment"]["cpu"]["model"] and "adam" in found["optimizers"]
 
 
-def test_bench_layers_writes_a_complete_run(layers_run):
-    path, done = layers_run
+LAYERS = ("--quick", "--threads", 1, "--out", "run")
+
+
+@pytest.mark.slow
+def test_bench_layers_writes_a_complete_run(tmp_path):
+    done = meta500("bench", "layers", *LAYERS, cwd=tmp_path)
     assert "conv 3x3" in done.stdout and "Results:" in done.stdout
+    times = complete_times(tmp_path / "run")
+    assert len({r.operator for r in times}) >= 6
+
+
+@pytest.fixture
+def layers_run(tmp_path, monkeypatch, here):
+    """A run of two layers."""
+    from meta500.benchmarks import layers
+
+    every = layers.unet_layers
+    monkeypatch.setattr(layers, "SETTLE_SECONDS", 0.001)
+    monkeypatch.setattr(
+        layers,
+        "unet_layers",
+        lambda **options: [x for x in every(**options) if x.name in ("ReLU", "average pooling 2x2")],
+    )
+    code, out, _ = here("bench", "layers", *LAYERS, cwd=tmp_path)
+    assert code == 0 and "ReLU" in out and "Results:" in out
+    return tmp_path / "run"
+
+
+def complete_times(path):
+    """The times of a run of layers, which must be whole."""
     run = RunFolder.open(path)
     assert run.status == "finished" and run.info["size"] == "quick"
     rows = run.rows
@@ -87,13 +122,14 @@ def test_bench_layers_writes_a_complete_run(layers_run):
     assert {r.backend for r in times} == {"generated", "numpy", "torch"}
     assert all("g++" in r.version or "clang" in r.version for r in times if r.backend == "generated")
     assert {r.phase for r in times} == {"forward", "forward+backward"}
-    assert len({r.operator for r in times}) >= 6
     assert all(r.verdict == "ok" and r.error <= r.tolerance for r in times)
     assert all(len(r.samples) == r.repeats > 0 and r.low <= r.value <= r.high for r in times)
     assert any(r.quantity == "ratio" and r.baseline == "torch eager" for r in rows)
     assert list((path / "plots").glob("*.png"))
+    return times
 
 
+@pytest.mark.slow
 def test_bench_networks_quick(tmp_path):
     done = meta500("bench", "networks", "--quick", "--threads", 1, "--json", cwd=tmp_path)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -133,6 +169,7 @@ def test_train_segmentation_with_a_metric(tmp_path):
     assert len(scores) == 1 and 0 < scores[0].value < 1 and scores[0].dataset == "digits-segmentation"
 
 
+@pytest.mark.slow
 def test_train_leaves_out_a_short_last_batch(tmp_path):
     steps = {}
     for option in ("--drop-last", "--keep-last"):
@@ -142,7 +179,7 @@ def test_train_leaves_out_a_short_last_batch(tmp_path):
     assert steps["--keep-last"] == steps["--drop-last"] + 1
 
 
-def test_train_saves_a_network_that_compares_and_reloads(tmp_path):
+def test_train_saves_a_network_that_reloads_and_repeats(tmp_path):
     common = ("train", "--epochs", 2, "--threads", 1)
     meta500(*common, "--out", "a", "--save", "net.onnx", cwd=tmp_path)
     done = meta500(*common, "--out", "b", "--json", "--backend", "torch", cwd=tmp_path)
@@ -153,8 +190,6 @@ def test_train_saves_a_network_that_compares_and_reloads(tmp_path):
     assert losses[0] == losses[1] and losses[0]
     again = meta500("train", "--model", "net.onnx", "--quick", "--json", "--backend", "numpy", cwd=tmp_path)
     assert json.loads(again.stdout)["epochs"][0]["accuracy"] > summary["epochs"][0]["accuracy"]
-    meta500("compare", "a", "b", "--minimum", 1000, cwd=tmp_path)
-    assert list((tmp_path / "b" / "compare").glob("*.png"))
 
 
 def slower(run, target, factor):
@@ -176,16 +211,16 @@ def slower(run, target, factor):
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
-def test_compare_exits_1_on_a_regression_only(layers_run, tmp_path):
-    path, _ = layers_run
-    slower(path, tmp_path / "slow", 30.0)
-    worse = meta500("compare", path, tmp_path / "slow", cwd=tmp_path, check=False)
-    assert worse.returncode == 1 and "regression" in worse.stdout
-    better = meta500("compare", tmp_path / "slow", path, "--out", tmp_path / "plots", cwd=tmp_path)
-    assert "improvement" in better.stdout and ", 0 regression" not in better.stdout
+def test_compare_exits_1_on_a_regression_only(layers_run, here, tmp_path):
+    assert len({r.operator for r in complete_times(layers_run)}) == 2
+    slower(layers_run, tmp_path / "slow", 30.0)
+    code, out, _ = here("compare", "run", "slow", cwd=tmp_path)
+    assert code == 1 and "regression" in out
+    code, out, _ = here("compare", "slow", "run", "--out", "plots", cwd=tmp_path)
+    assert code == 0 and "improvement" in out and ", 0 regression" not in out
     assert list((tmp_path / "plots").glob("*.png"))
-    same = meta500("compare", path, path, "--json", "--out", tmp_path / "p2", cwd=tmp_path)
-    assert {row["verdict"] for row in json.loads(same.stdout)["rows"]} <= {"same", "unknown"}
+    code, out, _ = here("compare", "run", "run", "--json", "--out", "p2", cwd=tmp_path)
+    assert code == 0 and {row["verdict"] for row in json.loads(out)["rows"]} <= {"same", "unknown"}
 
 
 @pytest.mark.parametrize(
@@ -222,10 +257,16 @@ def test_compare_exits_1_on_a_regression_only(layers_run, tmp_path):
         (("compare", "."), ("no run folder", "run.json")),
     ],
 )
-def test_bad_input_is_one_clear_message(arguments, parts, tmp_path):
-    done = meta500(*arguments, cwd=tmp_path, check=False)
-    refused(done, *parts)
-    assert not list(tmp_path.glob("runs/*/rows.csv")) or "rows" not in done.stdout
+def test_bad_input_is_one_clear_message(arguments, parts, tmp_path, here):
+    code, out, err = here(*arguments, cwd=tmp_path)
+    assert code == 2 and "meta500: error: " in err
+    for part in parts:
+        assert part in err
+    assert not list(tmp_path.glob("runs/*/rows.csv")) or "rows" not in out
+
+
+def test_bad_input_ends_the_process_without_a_traceback(tmp_path):
+    refused(meta500("train", "--backend", "nump", cwd=tmp_path, check=False), "unknown backend 'nump'")
 
 
 def test_unknown_options_and_verbs(tmp_path):
@@ -249,6 +290,7 @@ def test_an_output_folder_that_cannot_be_written(tmp_path):
     assert (tmp_path / "full" / "something").read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_rows_so_far(tmp_path):
     """A limit on the size of files stands in for a full disk: the same failing write."""
     import resource
@@ -311,3 +353,12 @@ def test_ctrl_c_keeps_the_rows_and_marks_the_run(tmp_path):
     assert run.status == "interrupted" and len(run.rows) > 20
     compared = meta500("compare", "run", "run", cwd=tmp_path)
     assert "interrupted" in compared.stdout
+
+
+def test_help_shows_defaults_that_are_told_in_words():
+    from typer.testing import CliRunner
+
+    from meta500.cli.application import application
+
+    text = CliRunner().invoke(application, ["train", "--help"], env={"COLUMNS": "200"}).stdout
+    assert "Run folder. [default: runs/TIME-ID]" in text

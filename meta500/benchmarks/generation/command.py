@@ -181,7 +181,8 @@ def _load_data(config: Config) -> tuple[Dataset, Dataset | None]:
         options = dict(config.data_options)
         if "seed" in datasets.options(choose("dataset", config.data, datasets.names())):
             options.setdefault("seed", config.seed)
-        train, held = datasets.load(config.data, **options)
+        # The program reads files of whole arrays.
+        train, held = (part.in_memory() for part in datasets.load(config.data, **options))
     if isinstance(config.validation, float):
         train, held = train.split(config.validation, config.seed)
     elif config.validation == NO_VALIDATION:

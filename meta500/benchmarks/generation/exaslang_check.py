@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,14 @@ from meta500.backends.generated.exaslang.variant import Variant
 from meta500.benchmarks.generation.command import Prepared
 from meta500.benchmarks.generation.config import Config
 from meta500.benchmarks.generation.exaslang_files import Written
-from meta500.benchmarks.generation.exaslang_reference import Losses, batches, compare, reference
+from meta500.benchmarks.generation.exaslang_reference import (
+    Losses,
+    batches,
+    compare,
+    conclude,
+    print_losses,
+    reference,
+)
 from meta500.errors import UserError
 
 # Of float64, relative: sums in another order.
@@ -32,11 +38,8 @@ def check(prepared: Prepared, config: Config, variant: Variant, written: Written
     except (ProgramError, SyntaxFault) as fault:
         raise UserError(f"the program is no layer-4 code that may be run: {fault}") from None
     worst, faults = compare(found, reference(prepared, config, variant, written, "float64"), LIMIT)
-    for epoch, loss in enumerate(found.training):
-        sys.stdout.write(f"epoch {epoch}: training loss {loss:.10g}\n")
-    if faults:
-        raise UserError("the program does not do what the network does: " + "; ".join(faults[:5]))
-    sys.stdout.write(f"The same as the numpy backend in float64, to {worst:.1e}.\n")
+    print_losses(found)
+    conclude(worst, faults, "float64")
 
 
 def interpreted(prepared: Prepared, config: Config, variant: Variant, written: Written) -> Losses:
@@ -87,5 +90,5 @@ def interpreted(prepared: Prepared, config: Config, variant: Variant, written: W
     return Losses(
         [float(line[3]) for line in printed if "training_loss" in line],
         [float(line[3]) for line in printed if "validation_loss" in line],
-        {p.name: saved[p.offset : p.offset + p.size].reshape(p.shape) for p in written.trained.parameters},
+        written.trained.parts(saved),
     )

@@ -38,7 +38,8 @@ DATA, ORDER = "data", "order.bin"
 # Arguments by which a cell asks for its number.
 _CELL = "long batch, long channel, long i0, long i1, double x, double y"
 _GIVEN = "channel, i0, i1, x, y, meta500::blocks"
-_TYPES = {"float32": "float32", "float64": "float64", "int64": "int64", "int32": "int32", "uint8": "uint8"}
+# Element types that the header reads, under the names that it gives them.
+_TYPES = ("float32", "float64", "int64", "int32", "uint8")
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def _array(part: str, data: Dataset, name: str, picture: Picture, config: Config
         classes = len(data.classes)
     rows, columns = picture.size
     return (
-        f'{{"{DATA}/{file}", Type::{_TYPES[dtype]}, {scale!r}, {len(data)}, '
+        f'{{"{DATA}/{file}", Type::{dtype}, {scale!r}, {len(data)}, '
         f"{picture.channels}, {rows}, {columns}, {classes}}}"
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,18 +57,14 @@ def reference(
     from meta500 import optimizers
     from meta500.backends.network import network
 
-    rules = {
-        "sgd": optimizers.SGD,
-        "momentum": optimizers.Momentum,
-        "adam": optimizers.Adam,
-        "adamw": optimizers.AdamW,
-    }
+    known = optimizers.options(config.optimizer)
+    hyper = {name: value for name, value in config.hyper.items() if name in known}
     blocks = (1, 1) if variant.halo else variant.blocks
     training, held, losses = written.training, [], []
     model = in_blocks(prepared, blocks)
     with network(model, backend="numpy", precision=precision) as net:
         _begin(net, written, precision)
-        optimizer = rules[config.optimizer](net, **_options(config))
+        optimizer = optimizers.create(config.optimizer, net, **hyper)
         for epoch in range(training.epochs):
             found = [
                 float(optimizer.train(_cut(b, blocks), outputs=["loss"])["loss"])
@@ -89,13 +86,13 @@ def reference(
 def _begin(net: Network, written: Written, precision: str) -> None:
     """Begin with the program's weights: those of a float64 network are rounded for a float32 program."""
     weights = np.frombuffer(written.files[WEIGHTS], "<f8").astype(precision)
-    for p in written.trained.parameters:
-        net.feed_tensor(p.name, weights[p.offset : p.offset + p.size].reshape(p.shape))
+    for name, array in written.trained.parts(weights).items():
+        net.feed_tensor(name, array)
 
 
 def in_blocks(prepared: Prepared, blocks: tuple[int, int]) -> Model:
     """The network for batches that `_cut` has cut."""
-    from meta500.backends.generated.network import with_shapes
+    from meta500.backends.generated.forms import with_shapes
 
     if blocks == (1, 1):
         return prepared.subject.model
@@ -124,14 +121,21 @@ def _cut(batch: Batch, blocks: tuple[int, int]) -> dict[str, np.ndarray]:
     }
 
 
-def _options(config: Config) -> dict[str, float]:
-    h = config.hyper
-    found = {"learning_rate": h["learning_rate"], "weight_decay": h["weight_decay"]}
-    if config.optimizer == "momentum":
-        found["momentum"] = h["momentum"]
-    if config.optimizer in ("adam", "adamw"):
-        found |= {"beta1": h["beta1"], "beta2": h["beta2"], "epsilon": h["epsilon"]}
-    return found
+def print_losses(found: Losses) -> None:
+    """The training loss of every epoch, for people."""
+    for epoch, loss in enumerate(found.training):
+        sys.stdout.write(f"epoch {epoch}: training loss {loss:.10g}\n")
+
+
+def conclude(worst: float, faults: Sequence[str], precision: str) -> None:
+    """Say that a program does what the network does.
+
+    Raises:
+        UserError: it does not.
+    """
+    if faults:
+        raise UserError("the program does not do what the network does: " + "; ".join(faults[:5]))
+    sys.stdout.write(f"The same as the numpy backend in {precision}, to {worst:.1e}.\n")
 
 
 def compare(found: Losses, wanted: Losses, limit: float) -> tuple[float, list[str]]:

@@ -19,7 +19,13 @@ from meta500.backends.generated.exaslang.variant import CUDA, Variant
 from meta500.benchmarks.generation.command import Prepared
 from meta500.benchmarks.generation.config import Config
 from meta500.benchmarks.generation.exaslang_files import Written
-from meta500.benchmarks.generation.exaslang_reference import Losses, compare, reference
+from meta500.benchmarks.generation.exaslang_reference import (
+    Losses,
+    compare,
+    conclude,
+    print_losses,
+    reference,
+)
 from meta500.errors import UserError
 from meta500.metrics.rows import Row
 from meta500.metrics.run import RunFolder
@@ -57,17 +63,14 @@ def run(out: Path, prepared: Prepared, config: Config, variant: Variant, written
     worst, faults = compare(
         found.losses, reference(prepared, config, variant, written, config.precision), limit
     )
-    for epoch, loss in enumerate(found.losses.training):
-        sys.stdout.write(f"epoch {epoch}: training loss {loss:.10g}\n")
+    print_losses(found.losses)
     for what, seconds in found.seconds.items():
         sys.stdout.write(f"{what}: {seconds:.1f} s\n")
     with RunFolder.create(None, command=sys.argv, seeds={"seed": config.seed}) as folder:
         for row in _rows(found, prepared, config, variant, written, worst, not faults):
             folder.append(row)
         sys.stdout.write(f"Results: {folder.path}\n")
-    if faults:
-        raise UserError("the program does not do what the network does: " + "; ".join(faults[:5]))
-    sys.stdout.write(f"The same as the numpy backend in {config.precision}, to {worst:.1e}.\n")
+    conclude(worst, faults, config.precision)
 
 
 def through_exastencils(out: Path, variant: Variant, written: Written) -> Ran:
@@ -98,10 +101,7 @@ def through_exastencils(out: Path, variant: Variant, written: Written) -> Ran:
     for _, part, number in _LINE.findall(text):
         losses[part].append(float(number))
     timer = _TIMER.search(text)
-    saved = np.fromfile(out / TRAINED, "<f8")
-    weights = {
-        p.name: saved[p.offset : p.offset + p.size].reshape(p.shape) for p in written.trained.parameters
-    }
+    weights = written.trained.parts(np.fromfile(out / TRAINED, "<f8"))
     steps = float(timer.group(1)) * 1e-3 if timer else float("nan")
     return Ran(Losses(losses["training"], losses["validation"], weights), seconds, steps)
 

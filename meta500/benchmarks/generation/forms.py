@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meta500.backends.generated.network import Form, GeneratedNetwork
+from meta500.backends.generated.forms import Form
+from meta500.backends.generated.network import GeneratedNetwork
 from meta500.backends.generated.schedule import Schedule
 from meta500.errors import UserError
 from meta500.graph import Model, training_form

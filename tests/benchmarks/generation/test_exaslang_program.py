@@ -211,6 +211,7 @@ def test_the_header_of_a_folder_gives_the_batches(storage, command, prepared, tm
     assert next(found, None) is None
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_python_module(exaslang, tmp_path):
     """Two files, as in the thesis: the module and the configuration."""
     place = write(tmp_path, epochs=1)
@@ -305,6 +306,7 @@ def test_the_generator_that_is_not_there(folder, command, tmp_path, monkeypatch)
 # -- in this process ------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "changes",
     [

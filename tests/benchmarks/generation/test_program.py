@@ -42,6 +42,7 @@ def test_the_digits_train_as_in_python(digits_program, trained, train_in_python,
     check(run, saved, expected, 1e-6)
 
 
+@pytest.mark.slow
 def test_a_module_with_statistics_trains_as_in_python(module_program, train_in_python, check, tmp_path):
     saved = tmp_path / "w.safetensors"
     run = module_program.train("--out", saved)

@@ -53,7 +53,14 @@ COMMITTED = {line.operator: line for line in read_table(DOCS)}
 Backward = Callable[..., Any]
 
 
-@pytest.mark.parametrize("operator", TABLE)
+# Its gradients are checked in some hundred cases, which take a while.
+LONG = {"Attention"}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "operator", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in TABLE]
+)
 def test_gradients(operator: str) -> None:
     """Right where there is a derivative, refused where there is none, and as the committed table says."""
     line, faults = check_operator(operator)
