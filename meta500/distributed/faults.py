@@ -141,6 +141,10 @@ def _watch(child: int, board: Board) -> None:
             _leave(code)
         # Ended by the abort of another rank, which says why? Then this process ends now, too.
         time.sleep(1.0)
+        if folder is not None and (folder / NOTICE).exists():
+            # MPI took it along with a killed rank, whose parent has said so and ends all ranks.
+            time.sleep(3 * GRACE)
+            _leave(1)
         end = f"left with exit code {code}"
     elif sent:
         _leave(INTERRUPTED if sent[0] == signal.SIGINT else 128 + sent[0])

@@ -37,9 +37,12 @@ here = rank == where
 
 class Fault(Ticker):
     def after_optimizer_step(self, state):
+        if mode == "along" and not here and state.step == 3:  # as MPI does when it misses a rank
+            time.sleep(0.3)
+            os._exit(143)
         if not here or state.step != 3:
             return
-        if mode == "kill":
+        if mode in ("kill", "along"):
             os.kill(os.getpid(), signal.SIGKILL)
         if mode == "ticker":
             raise ValueError("bad day")
@@ -80,6 +83,8 @@ with faults.guard(communication, patience=2.0):
 CASES = [
     ("kill", 2, 1, 1, "meta500: error: rank 1 (process ", 3),
     ("kill", 3, 0, 1, "meta500: error: rank 0 (process ", None),
+    ("along", 2, 1, 1, "meta500: error: rank 1 (process ", None),
+    ("along", 3, 0, 1, "meta500: error: rank 0 (process ", None),
     ("exit", 2, 1, 3, "meta500: error: rank 1 (process ", 3),
     ("ticker", 2, 1, 1, "meta500: error: rank 1: ValueError: bad day", 3),
     ("data", 2, 1, 1, "meta500: error: rank 1: OSError: the disk is gone", 3),
@@ -111,8 +116,10 @@ def test_a_fault_ends_all_ranks_with_one_message(mpiexec, tmp_path, mode, ranks,
     tracebacks = done.stderr.count("Traceback")
     assert tracebacks == (1 if mode in ("ticker", "data") else 0), done.stderr
     assert "BAD TERMINATION" not in done.stdout
-    if mode == "kill":
+    if mode in ("kill", "along"):
         assert "was killed by signal 9 (SIGKILL) in step 3" in done.stderr
+    if mode == "along":
+        assert RunFolder.open(tmp_path / "run").status == "failed"
     if steps is None:
         return
     run = RunFolder.open(tmp_path / "run")
