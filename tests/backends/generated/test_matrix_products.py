@@ -56,7 +56,7 @@ def test_blocks_are_the_product(sizes: tuple[int, int, int], precision: str, tur
     assert len(blocked) == 3 and all(nest.shared is not None and not nest.private for nest in blocked)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 64, 64), (3, 5, 7), (64, 1, 9), (13, 64, 10), (7, 33, 64), (5, 16, 1)])

@@ -53,7 +53,7 @@ def rolled(plan: Schedule) -> dict[str, int]:
     return {name: place.rolling for name, place in plan.places.items() if place.rolling}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.usefixtures("small_cache")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("size", [(64, 64), (96, 80), (80, 48)])

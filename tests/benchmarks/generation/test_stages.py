@@ -69,6 +69,7 @@ def test_sources_compile_and_run_by_themselves(generate, tmp_path):
     np.testing.assert_allclose(arrays["logits"], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_module_needs_shapes_and_a_loss_only(generate, two_files, tmp_path):
     two_files(tmp_path)
     shape = ("net.py:Net", "--model-option", "channels=2", "--shape", "x=4x1x8x8")
