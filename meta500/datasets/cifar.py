@@ -25,6 +25,7 @@ from meta500.datasets.picture_arrays import (
     verify_classes,
     verify_count,
     verify_md5,
+    whole_records,
 )
 from meta500.datasets.pictures import file_bytes
 from meta500.datasets.places import folder_of
@@ -295,13 +296,7 @@ def _binary(
 ) -> tuple[Array, np.ndarray]:
     """Pictures and labels of a file of records."""
     record = len(classes) + _PICTURE
-    size = path.stat().st_size
-    count, rest = divmod(size, record)
-    if rest:
-        raise UserError(
-            f"{path}: byte {size}: the file ends here, {rest} bytes into sample {count}; a sample has "
-            f"{record}"
-        )
+    count = whole_records(path, record, "sample")
     verify_count(path, count, published, full)
     chosen = np.empty(0, np.int64)
     for at, (key, names) in enumerate(classes.items()):

@@ -291,6 +291,22 @@ def verify_count(path: Path, found: int, published: int, full: bool) -> None:
         )
 
 
+def whole_records(path: Path, record: int, what: str) -> int:
+    """The number of records of ``record`` bytes that a file consists of; ``what`` one is.
+
+    Raises:
+        UserError: the file ends inside of a record.
+    """
+    size = path.stat().st_size
+    count, rest = divmod(size, record)
+    if rest:
+        raise UserError(
+            f"{path}: byte {size}: the file ends here, {rest} bytes into {what} {count}; a {what} has "
+            f"{record}"
+        )
+    return count
+
+
 def verify_classes(
     path: object, labels: np.ndarray, lowest: int, highest: int, offset: int, step: int, what: str = ""
 ) -> None:

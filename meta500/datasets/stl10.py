@@ -18,6 +18,7 @@ from meta500.datasets.picture_arrays import (
     verify_classes,
     verify_count,
     verify_md5,
+    whole_records,
 )
 from meta500.datasets.pictures import file_bytes
 from meta500.datasets.places import folder_of
@@ -123,13 +124,7 @@ def stl10(
 
 
 def _pictures(path: Path, published: int, full: bool) -> MappedArray:
-    size = path.stat().st_size
-    count, rest = divmod(size, _PICTURE)
-    if rest:
-        raise UserError(
-            f"{path}: byte {size}: the file ends here, {rest} bytes into picture {count}; a picture has "
-            f"{_PICTURE}"
-        )
+    count = whole_records(path, _PICTURE, "picture")
     verify_count(path, count, published, full)
     # Column by column: the last axis is the one whose elements are _SIDE bytes apart.
     strides = (_PICTURE, _SIDE * _SIDE, 1, _SIDE)

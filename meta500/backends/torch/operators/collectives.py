@@ -5,8 +5,10 @@ Tensors of other devices travel through the host. A compiled graph is interrupte
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,34 +17,26 @@ from meta500.backends.torch.compilation import outside_of_graphs
 from meta500.backends.torch.operators import rules
 from meta500.backends.torch.tensors import from_numpy, to_numpy
 
+Exchange = Callable[[np.ndarray, Any], np.ndarray]
 
-class _HaloExchange(torch.autograd.Function):
+
+class _Collective(torch.autograd.Function):
+    """An exchange between processes on the host, and its adjoint in backward."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, halo: Halo) -> Tensor:
-        ctx.halo = halo
-        return from_numpy(extended(to_numpy(x), halo), x.device)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
-        return from_numpy(gathered(to_numpy(d), ctx.halo), d.device), None
-
-
-class _AllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
-        ctx.group = group
-        return from_numpy(summed(to_numpy(x), group), x.device)
+    def forward(ctx: Any, x: Tensor, exchange: Exchange, adjoint: Exchange, where: Any) -> Tensor:
+        ctx.adjoint, ctx.where = adjoint, where
+        return from_numpy(exchange(to_numpy(x), where), x.device)
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
-        return from_numpy(summed(to_numpy(d), ctx.group), d.device), None
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None, None, None]:
+        return from_numpy(ctx.adjoint(to_numpy(d), ctx.where), d.device), None, None, None
 
 
 @outside_of_graphs
-def _outside_of_compiled_graphs(function: Any, x: Tensor, where: Any) -> Tensor:
-    found: Tensor = function.apply(x, where)
+def _collective(x: Tensor, exchange: Exchange, adjoint: Exchange, where: Any) -> Tensor:
+    found: Tensor = _Collective.apply(x, exchange, adjoint, where)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -65,7 +59,7 @@ def halo_exchange(
         UserError: no such grid, neighbour or axis, or a block narrower than what it sends.
     """
     halo = Halo(axis, direction, before, after, send_before, send_after, group, tag)
-    return _outside_of_compiled_graphs(_HaloExchange, X, halo)
+    return _collective(X, extended, gathered, halo)
 
 
 @rules.rule("AllReduce", since=1, domain="meta500")
@@ -75,4 +69,4 @@ def all_reduce(X: Tensor, *, group: str) -> Tensor:
     Raises:
         UserError: no such grid.
     """
-    return _outside_of_compiled_graphs(_AllReduce, X, group)
+    return _collective(X, summed, summed, group)
