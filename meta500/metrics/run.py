@@ -4,6 +4,9 @@
     rows.csv    the result rows, each handed to the operating system as soon as it is known
     plots/      made from the two files above, so they can be made again
 
+A run that notes checkpoints can be gone on with after an interruption. The file of the rows is locked while
+a run is written, so that two processes cannot write the same one.
+
 Neither pandas nor anything else that is heavy is imported for writing.
 """
 
@@ -43,8 +46,11 @@ REMEDIES = {
 }
 
 
+_APPENDING = os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0)
+
+
 class RunFolder:
-    """One run on disk; made by :meth:`create` (for writing) or :meth:`open` (for reading).
+    """One run on disk; made by :meth:`create` or :meth:`resume` (for writing) or :meth:`open` (for reading).
 
     As a context manager it marks the run: "finished" at the normal end, "interrupted" by Ctrl-C,
     "failed" by any other exception. The rows written until then stay in either case.
@@ -115,11 +121,50 @@ class RunFolder:
         run = cls(folder, info, writable=True)
         run._save()
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
-            run._descriptor = os.open(run.rows_path, flags, 0o666)
+            run._descriptor = os.open(run.rows_path, _APPENDING | os.O_CREAT | os.O_EXCL, 0o666)
         except OSError as error:
             raise _explained(run.rows_path, error) from error
+        _lock(run._descriptor, run.path)
         run._write(csv_line(COLUMNS))
+        return run
+
+    @classmethod
+    def resume(cls, path: str | Path) -> RunFolder:
+        """Go on writing a run that did not finish, from its last checkpoint (see :meth:`checkpoint`).
+
+        Rows after the checkpoint are dropped: they belong to work that was under way and will be done again.
+        ``info["continued"]`` lists when a run was gone on with.
+
+        Raises:
+            UserError: there is no run, it is finished or has no checkpoint, another process is writing it,
+                its rows are shorter than the checkpoint says, or it cannot be written.
+        """
+        run = cls.open(path)
+        try:
+            run._descriptor = os.open(run.rows_path, _APPENDING)
+        except OSError as error:
+            raise _explained(run.rows_path, error) from error
+        try:
+            _lock(run._descriptor, run.path)
+            # Whoever held the lock before may have written more.
+            run.info = _read_info(run.path / "run.json")
+            size = _checkpoint_of(run)
+            there = os.fstat(run._descriptor).st_size
+            if there < size:
+                raise UserError(
+                    f"{run.rows_path}: has {there} bytes, the checkpoint counted {size}: rows are lost; "
+                    "start anew in another folder"
+                )
+            os.ftruncate(run._descriptor, size)
+        except BaseException:
+            os.close(run._descriptor)
+            raise
+        run._rows, run._writable = None, True
+        run._written = len(run.rows)
+        run.problems.clear()
+        continued = [*run.info.get("continued", []), datetime.now(UTC).isoformat(timespec="seconds")]
+        run.info |= {"status": "running", "message": "", "finished": None, "continued": continued}
+        run._save()
         return run
 
     @classmethod
@@ -183,6 +228,25 @@ class RunFolder:
                 raise UserError(f"the row belongs to run {row.run_id}, not to run {self.id}")
             self._write(to_csv_line(row if row.run_id else replace(row, run_id=self.id)))
             self._written += 1
+
+    def checkpoint(self, **facts: Any) -> None:
+        """Note that everything so far is complete, so that :meth:`resume` can go on from here.
+
+        Args:
+            facts: what whoever goes on has to know, as JSON can hold it; they replace those of the last one.
+
+        Raises:
+            UserError: the run is over or writing failed.
+        """
+        if self._descriptor is None:
+            raise UserError(f"{self.path}: this run is over ({self.status}); it takes no checkpoint")
+        try:
+            os.fsync(self._descriptor)
+            size = os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise _explained(self.rows_path, error) from error
+        self.info["checkpoint"] = {"bytes": size, **facts}
+        self._save()
 
     def finish(self, status: str = "finished", message: str = "") -> None:
         """Close the run with a status of :data:`STATUSES` and a reason; the first call counts.
@@ -314,6 +378,30 @@ def _replace_file(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise _explained(path, error) from error
+
+
+def _checkpoint_of(run: RunFolder) -> int:
+    """Bytes of the rows at the last checkpoint of a run that did not finish."""
+    if run.status == "finished":
+        raise UserError(f"{run.path}: the run is finished; there is nothing to go on with")
+    size = (run.info.get("checkpoint") or {}).get("bytes")
+    if not isinstance(size, int):
+        raise UserError(f"{run.path}: the run has no checkpoint; it cannot be gone on with")
+    return size
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Keep other processes from writing the same run, as long as this one lives (POSIX)."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{path}: another process is writing this run; wait for its end") from None
+    except OSError:
+        return  # a file system without locks
 
 
 def _explained(path: Path, error: OSError, state: str = "") -> UserError:

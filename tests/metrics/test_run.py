@@ -396,3 +396,40 @@ def test_plots_and_jsonl(run, tmp_path):
     assert (run.path / "rows.jsonl").exists()
     with pytest.raises(UserError, match="cannot be written"):
         run.export_jsonl(tmp_path / "no" / "such" / "folder.jsonl")
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    with pytest.raises(KeyboardInterrupt), RunFolder.create(tmp_path / "r") as run:
+        run.append(Row(level=0, quantity="time", unit="s", value=1.0, note="kept\nin two lines"))
+        run.checkpoint(done=["first"])
+        run.append(Row(level=0, quantity="time", unit="s", value=2.0))
+        raise KeyboardInterrupt
+    with RunFolder.resume(tmp_path / "r") as again:
+        assert again.id == run.id and again.status == "running"
+        assert again.info["checkpoint"]["done"] == ["first"]
+        assert [row.value for row in again.rows] == [1.0]
+        again.append(Row(level=0, quantity="time", unit="s", value=3.0))
+    read = RunFolder.open(tmp_path / "r")
+    assert read.status == "finished" and [row.value for row in read.rows] == [1.0, 3.0]
+    with pytest.raises(UserError, match="is finished"):
+        RunFolder.resume(tmp_path / "r")
+
+
+def test_what_cannot_be_gone_on_with_is_left_as_it_is(tmp_path):
+    with RunFolder.create(tmp_path / "r") as run:
+        run.append(Row(level=0, quantity="time", unit="s", value=1.0))
+        run.finish("interrupted")
+    with pytest.raises(UserError, match="no checkpoint"):
+        RunFolder.resume(tmp_path / "r")
+    with pytest.raises(UserError, match="takes no checkpoint"):
+        run.checkpoint()
+    with RunFolder.create(tmp_path / "s") as run:
+        run.append(Row(level=0, quantity="time", unit="s", value=1.0))
+        run.checkpoint()
+        run.finish("failed")
+    rows = (tmp_path / "s" / "rows.csv").read_bytes()
+    (tmp_path / "s" / "rows.csv").write_bytes(rows[: rows.index(b"\n") + 1])
+    with pytest.raises(UserError, match="rows are lost"):
+        RunFolder.resume(tmp_path / "s")
+    assert (tmp_path / "s" / "rows.csv").read_bytes() == rows[: rows.index(b"\n") + 1]
+    assert RunFolder.open(tmp_path / "s").status == "failed"
