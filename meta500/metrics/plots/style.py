@@ -30,6 +30,8 @@ LINES = ("-", "--", "-.", ":")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "----", "++++")
 FORMATS = ("png", "pdf", "svg")
 DPI = 200
+# Logarithmic axes shorter than this have ticks at equal distances.
+NARROW_DECADES = 0.4
 WIDTH = 6.4
 
 STYLE: dict[str, Any] = {
@@ -174,14 +176,18 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def plain_log_ticks(axes: Axes, axis: str) -> None:
-    """Ticks of a logarithmic axis as plain numbers (0.1, 1, 10), with 2 and 5 on a short axis."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    """Ticks of a logarithmic axis as plain numbers (0.1, 1, 10), with 2 and 5 on a short axis.
+
+    An axis that is so short that it might show only one of them has ticks at equal distances.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
     decades = math.log10(high / low) if 0 < low < high else 1.0
     chosen = axes.xaxis if axis == "x" else axes.yaxis
     subs = (1.0, 2.0, 5.0) if decades <= 2.5 else (1.0,)
-    chosen.set_major_locator(LogLocator(subs=subs, numticks=12))
+    locator = MaxNLocator(5) if decades < NARROW_DECADES else LogLocator(subs=subs, numticks=12)
+    chosen.set_major_locator(locator)
     chosen.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
     chosen.set_minor_formatter(NullFormatter())
 
