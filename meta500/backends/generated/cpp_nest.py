@@ -10,7 +10,7 @@ from meta500.backends.generated.cpp_expressions import Printer, condition, index
 from meta500.backends.generated.expressions import Expr, substitute
 from meta500.backends.generated.ir import MAX, Axis, Stage
 from meta500.backends.generated.layout import EXTERNAL, Place
-from meta500.backends.generated.nests import DOT, MAP, Nest
+from meta500.backends.generated.nests import ADD, DOT, MAP, Nest
 
 
 class Lines:
@@ -43,8 +43,8 @@ def nest_body(nest: Nest, places: Mapping[str, Place], names: Mapping[str, str])
     out = Lines()
     out.depth = 1
     printer = Printer(places, names)
-    opened = _loops(out, nest.outer, nest.split, [])
-    if nest.form == MAP:
+    opened = _strips(out, nest) + _loops(out, nest.outer, nest.split, [])
+    if nest.form in (MAP, ADD):
         _map(out, nest, printer)
     elif nest.form == DOT:
         _dot(out, nest, printer)
@@ -58,6 +58,24 @@ def _range(axis: Axis, split: Axis | None) -> tuple[str, str]:
     return ("lo", "hi") if split is not None and axis.name == split.name else ("0", str(axis.size))
 
 
+def _strips(out: Lines, nest: Nest) -> int:
+    """Open the loop over strips of the vectorised axis, if it goes in strips."""
+    if not nest.strip:
+        return 0
+    assert nest.vector is not None
+    j, (low, high) = nest.vector.name, _range(nest.vector, nest.split)
+    out.open(f"for (long {j}_first = {low}; {j}_first < {high}; {j}_first += {nest.strip})")
+    out.add(f"const long {j}_last = meta500::sooner({j}_first + {nest.strip}, {high});")
+    return 1
+
+
+def _vector_range(nest: Nest) -> tuple[str, str]:
+    """Ends of the vectorised axis inside of all other loops."""
+    assert nest.vector is not None
+    j = nest.vector.name
+    return (f"{j}_first", f"{j}_last") if nest.strip else _range(nest.vector, nest.split)
+
+
 def _loops(out: Lines, axes: Sequence[Axis], split: Axis | None, guards: list[Guard]) -> int:
     for axis in axes:
         low, high = _range(axis, split)
@@ -69,8 +87,9 @@ def _map(out: Lines, nest: Nest, printer: Printer) -> None:
     stage = nest.stage
     opened, bounds = _conditions(out, stage.guards, stage, nest.vector)
     _prefetched_rows(out, nest, printer)
+    adds = nest.form == ADD
     if nest.vector is not None:
-        opened += _vector_loop(out, nest.vector, nest.split, bounds)
+        opened += _vector_loop(out, nest.vector, _vector_range(nest), bounds, vectors=not nest.atomic)
     for point in points(nest.unrolled):
         write = stage.write.substitute(point)
         inner = substitute(stage.value, point)
@@ -81,7 +100,10 @@ def _map(out: Lines, nest: Nest, printer: Printer) -> None:
             out.open("")
         printer.loaded.clear()
         _declare(out, printer, inner)
-        out.add(f"{printer.element(write)} = {_stored(printer.real(inner), stage, printer)};")
+        if nest.atomic:
+            out.add("#pragma omp atomic")
+        sign = "+=" if adds else "="
+        out.add(f"{printer.element(write)} {sign} {_stored(printer.real(inner), stage, printer)};")
         if guards or nest.unrolled:
             out.close()
     out.close(opened)
@@ -95,7 +117,7 @@ _LINE_BYTES = 64
 def _prefetched_rows(out: Lines, nest: Nest, printer: Printer) -> None:
     """Ask for the rows of the caller's arrays that are read next: those come from memory."""
     vector, split = nest.vector, nest.split
-    if vector is None or split is None or vector.size < _LONG_ROW or nest.unrolled:
+    if vector is None or split is None or split == vector or vector.size < _LONG_ROW or nest.unrolled:
         return
     for access in dict.fromkeys(load.access for load in nest.stage.loads()):
         place = printer.places[access.tensor]
@@ -136,9 +158,15 @@ def _conditions(
 
 
 def _vector_loop(
-    out: Lines, axis: Axis, split: Axis | None, bounds: Sequence[Guard], reduction: str = ""
+    out: Lines,
+    axis: Axis,
+    ends: tuple[str, str],
+    bounds: Sequence[Guard],
+    reduction: str = "",
+    vectors: bool = True,
 ) -> int:
-    low, high = _range(axis, split)
+    """Open the loop along an axis between two ends and within bounds; a vector loop unless said otherwise."""
+    low, high = ends
     for guard in bounds:
         step = guard.index.coefficient(axis.name)
         rest = index(guard.index - Affine.axis(axis.name, step))
@@ -152,7 +180,8 @@ def _vector_loop(
         out.open("")
         out.add(f"const long {axis.name}_begin = {low}, {axis.name}_end = {high};")
         low, high = f"{axis.name}_begin", f"{axis.name}_end"
-    out.add(f"#pragma omp simd{reduction}")
+    if vectors:
+        out.add(f"#pragma omp simd{reduction}")
     out.open(f"for (long {axis.name} = {low}; {axis.name} < {high}; ++{axis.name})")
     return 2 if bounds else 1
 
@@ -188,40 +217,39 @@ def _written_where(nest: Nest) -> list[Guard]:
 def _row(out: Lines, nest: Nest, printer: Printer) -> None:
     stage, vector = nest.stage, nest.vector
     assert vector is not None
-    j = vector.name
+    j, span = vector.name, _vector_range(nest)
+    at = f"{j} - {j}_first" if nest.strip else j
     written = _written_where(nest)
     wrapped, ends = _conditions(out, written, stage, vector)
     out.open("")
-    out.add(f"alignas(64) real row[{vector.size}];")
+    out.add(f"alignas(64) real row[{nest.strip or vector.size}];")
     if stage.winner:
-        out.add(f"alignas(64) std::int32_t winner[{vector.size}];")
-    beginning = _vector_loop(out, vector, None, ends)
-    out.add(f"row[{j}] = {_start(stage, printer, nest.atomic)};")
+        out.add(f"alignas(64) std::int32_t winner[{nest.strip or vector.size}];")
+    beginning = _vector_loop(out, vector, span, ends)
+    out.add(f"row[{at}] = {_start(stage, printer, nest.atomic)};")
     if stage.winner:
-        out.add(f"winner[{j}] = -1;")
+        out.add(f"winner[{at}] = -1;")
     out.close(beginning)
     opened = _loops(out, nest.inner, nest.split, [])
     inside = [g for g in stage.guards if g in ends or g not in written]
     conditions, bounds = _conditions(out, inside, stage, vector)
     opened += conditions
-    opened += _vector_loop(out, vector, None, bounds)
+    opened += _vector_loop(out, vector, span, bounds)
     printer.loaded.clear()
     _declare(out, printer, stage.value)
     value = printer.real(stage.value)
     if stage.combine != MAX:
-        out.add(f"row[{j}] += {value};")
+        out.add(f"row[{at}] += {value};")
     elif stage.winner:
         out.add(f"const real term = {value};")
-        out.add(f"const bool better = winner[{j}] < 0 || term > row[{j}] || term != term;")
-        out.add(f"row[{j}] = better ? term : row[{j}];")
-        out.add(f"winner[{j}] = better ? std::int32_t({index(stage.winner[1])}) : winner[{j}];")
+        out.add(f"const bool better = winner[{at}] < 0 || term > row[{at}] || term != term;")
+        out.add(f"row[{at}] = better ? term : row[{at}];")
+        out.add(f"winner[{at}] = better ? std::int32_t({index(stage.winner[1])}) : winner[{at}];")
     else:
-        out.add(f"row[{j}] = meta500::maximum(row[{j}], {value});")
+        out.add(f"row[{at}] = meta500::maximum(row[{at}], {value});")
     out.close(opened)
-    ending = _vector_loop(out, vector, None, ends)
-    if nest.atomic:
-        out.lines.pop(-2)  # atomic additions are no vector loop
-    _finish(out, nest, printer, f"row[{j}]", f"winner[{j}]")
+    ending = _vector_loop(out, vector, span, ends, vectors=not nest.atomic)
+    _finish(out, nest, printer, f"row[{at}]", f"winner[{at}]")
     out.close(1 + ending + wrapped)
 
 
@@ -256,8 +284,7 @@ def _dot(out: Lines, nest: Nest, printer: Printer) -> None:
     if stage.combine == MAX:
         if vector is not None:
             # No vector loop: the winner is the first of equals, or the last NaN.
-            opened += _vector_loop(out, vector, nest.split, bounds)
-            out.lines.pop(-2)
+            opened += _vector_loop(out, vector, _range(vector, nest.split), bounds, vectors=False)
         _declare(out, printer, stage.value)
         value = printer.real(stage.value)
         if stage.winner:
@@ -270,7 +297,7 @@ def _dot(out: Lines, nest: Nest, printer: Printer) -> None:
             out.add(f"total = meta500::maximum(total, {value});")
     elif vector is not None:
         out.add("real sum = 0;")
-        inner = _vector_loop(out, vector, nest.split, bounds, " reduction(+ : sum)")
+        inner = _vector_loop(out, vector, _range(vector, nest.split), bounds, " reduction(+ : sum)")
         _declare(out, printer, stage.value)
         out.add(f"sum += {printer.real(stage.value)};")
         out.close(inner)

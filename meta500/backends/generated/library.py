@@ -24,6 +24,7 @@ from meta500.backends.toolchain import LIBRARY, compile_text, load_library
 from meta500.errors import UserError
 
 RUNTIME = Path(__file__).parent / "runtime"
+VECTOR_LOOPS = "-fopenmp-simd"
 
 
 def build(
@@ -40,9 +41,11 @@ def build(
     Raises:
         UserError: the compiler is missing or fails.
     """
+    # One thread needs no OpenMP but for its vector loops, which take no runtime library.
+    parallel_flags = () if schedule.options.threads > 1 else (VECTOR_LOOPS,)
     path = compile_text(
         cpp.sources(schedule),
-        () if library is None else library.flags,
+        (*parallel_flags, *(() if library is None else library.flags)),
         include=[RUNTIME],
         target=target,
         openmp=schedule.options.threads > 1,
@@ -92,6 +95,8 @@ class Executable:
         self._library.meta500_open.argtypes = []
         self._library.meta500_close.restype = None
         self._library.meta500_close.argtypes = [ctypes.c_void_p]
+        self._library.meta500_threads.restype = None
+        self._library.meta500_threads.argtypes = [ctypes.c_int]
         self._library.meta500_run.restype = ctypes.c_int
         self._library.meta500_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self._instance: int | None = self._library.meta500_open()
@@ -134,6 +139,19 @@ class Executable:
             raise self._exchange.error(fault)
         if fault:
             raise UserError(self.manifest.faults[fault - 1])
+
+    def use_threads(self, count: int) -> None:
+        """Let the coming runs use fewer threads than it was made for; so do all that have the same code.
+
+        Raises:
+            UserError: more threads than it was made for, or none.
+        """
+        if not 1 <= count <= self.manifest.threads:
+            raise UserError(
+                f"network '{self.manifest.name}' was made for {self.manifest.threads} threads; "
+                f"it runs with 1 to as many, not with {count}"
+            )
+        self._library.meta500_threads(count)
 
     def seconds(self) -> dict[str, float]:
         """Seconds in every kernel since the beginning, the mean over the threads; needs ``profile``."""

@@ -6,6 +6,9 @@ The forms:
 - "row": a row of accumulators along the vectorised axis; the summed axes run outside of it, so that every
   inner loop goes along contiguous memory and conditions become bounds.
 - "dot": the vectorised axis is summed over.
+- "add": every iteration adds one term to an element, as in an adjoint that scatters, without a sum before.
+
+Rows that are longer than the stack should hold, and additions along such rows, go in strips.
 """
 
 from __future__ import annotations
@@ -16,15 +19,21 @@ from dataclasses import dataclass, replace
 
 from meta500.backends.generated.affine import Affine
 from meta500.backends.generated.expressions import Expr, Load, add, substitute
-from meta500.backends.generated.ir import SET, SUM, Axis, Stage
+from meta500.backends.generated.ir import ATOMICS, REDUCTION, SET, SUM, Axis, Stage
 from meta500.backends.generated.layout import EXTERNAL, Place
 
-MAP, ROW, DOT = "map", "row", "dot"
+MAP, ROW, DOT, ADD = "map", "row", "dot", "add"
 # A sum of at most so many terms is written out.
 UNROLLED_TERMS = 16
 _SMALL_AXIS = 4
+# Fewer elements do not fill vectors.
+_SHORT_AXIS = 8
 # Longest row of accumulators, in elements: they live on the stack.
 LONGEST_ROW = 4096
+# Elements of a strip: one of a few tensors stays in the first-level cache.
+STRIP = 1024
+# A map over a single axis of so many elements is worth sharing among threads.
+_WORTH_SHARING = 4096
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ class Nest:
 
     Attributes:
         stage: without the axis of the images where a region runs them one by one.
-        form: map, row or dot.
+        form: map, row, dot or add.
         outer: loops outside, in order.
         vector: the vectorised axis; None for a scalar.
         unrolled: axes inside of the vectorised loop, written out.
@@ -41,6 +50,7 @@ class Nest:
         split: the axis whose range the caller chooses (bands, threads); None if there is none.
         private: whether several threads add to the same elements, each into its own copy.
         atomic: whether several threads add to the same elements, one at a time.
+        strip: the vectorised axis goes in strips of so many elements, outside of all other loops; 0 for none.
     """
 
     stage: Stage
@@ -52,6 +62,7 @@ class Nest:
     split: Axis | None = None
     private: bool = False
     atomic: bool = False
+    strip: int = 0
 
     def __str__(self) -> str:
         def names(axes: tuple[Axis, ...]) -> str:
@@ -62,7 +73,7 @@ class Nest:
         parts = [f"{self.form}: loops {names(self.outer)}"]
         if self.inner:
             parts.append(f"sum over {names(self.inner)}")
-        parts.append(f"vectorised {vector}")
+        parts.append(f"vectorised {vector}" + (f" in strips of {self.strip}" if self.strip else ""))
         if self.unrolled:
             parts.append(f"unrolled {names(self.unrolled)}")
         parts.append(
@@ -72,7 +83,14 @@ class Nest:
         return "; ".join(parts)
 
 
-def plan(stage: Stage, places: Mapping[str, Place], private: bool, rows_axis: str | None) -> Nest:
+def plan(
+    stage: Stage,
+    places: Mapping[str, Place],
+    private: bool,
+    rows_axis: str | None,
+    scatters: bool = False,
+    write_out: bool = True,
+) -> Nest:
     """The nest of one stage.
 
     Args:
@@ -80,33 +98,60 @@ def plan(stage: Stage, places: Mapping[str, Place], private: bool, rows_axis: st
         places: strides of all its tensors.
         private: it adds into copies per thread, whatever axis is split.
         rows_axis: the axis to split by, if it is known.
+        scatters: several iterations write the same element. Private copies then allow to split any axis.
+        write_out: short sums become one expression.
     """
-    if stage.combine != SET and not private and _short_sum(stage):
+    if write_out and stage.combine != SET and not private and _short_sum(stage):
         stage = _written_out(stage)
     if stage.combine == SET:
         vector, unrolled = _kept_vector(stage, places)
         rest = [a for a in stage.axes if a != vector and a not in unrolled]
         outer = _in_memory_order(rest, stage, places) or _ordered(rest, stage, places)
-        return Nest(stage, MAP, outer, vector, unrolled, (), _split(outer, rows_axis), False)
+        split = _split(outer, rows_axis)
+        if split is None and vector is not None and not unrolled and vector.size >= _WORTH_SHARING:
+            split = vector
+        return Nest(stage, MAP, outer, vector, unrolled, (), split, False)
+    if stage.combine == SUM and not stage.reduced and _only_adds(stage, private):
+        return _addition(stage, places, private, rows_axis)
     kept, reduced = stage.kept, stage.reduced
     candidate = _row_vector(stage, places)
     inner_candidate = _dot_vector(stage, places)
     if candidate is not None and (
-        inner_candidate is None or _score(candidate, stage, places) >= _score(inner_candidate, stage, places)
+        inner_candidate is None
+        or _fills_vectors(candidate, inner_candidate, stage, places)
+        or _score(candidate, stage, places) >= _score(inner_candidate, stage, places)
     ):
         outer = _ordered([a for a in kept if a != candidate], stage, places)
+        strip = STRIP if candidate.size > LONGEST_ROW else 0
         split = _split(outer, rows_axis)
-        if private:
+        if strip and (split is None or split.name != rows_axis):
+            split = candidate
+        if private and not scatters:
             # Threads share the reduced axis; the copies are whole.
             split = next((a for a in reduced if a.name == rows_axis), reduced[0] if reduced else None)
-            return Nest(stage, ROW, outer, candidate, (), reduced, split, True)
-        return Nest(stage, ROW, outer, candidate, (), reduced, split, False)
+        return Nest(stage, ROW, outer, candidate, (), reduced, split, private, strip=strip)
     outer = _ordered(list(kept), stage, places)
     inner = tuple(a for a in _ordered(list(reduced), stage, places) if a != inner_candidate)
-    if private:
+    if private and not (scatters and outer):
         split = next((a for a in inner if a.name == rows_axis), inner[0] if inner else inner_candidate)
         return Nest(stage, DOT, outer, inner_candidate, (), inner, split, True)
-    return Nest(stage, DOT, outer, inner_candidate, (), inner, _split(outer, rows_axis), False)
+    return Nest(stage, DOT, outer, inner_candidate, (), inner, _split(outer, rows_axis), private)
+
+
+def _only_adds(stage: Stage, private: bool) -> bool:
+    """Whether nothing but an addition happens to the written elements."""
+    return stage.initial is None and stage.finish is None and (stage.onto or private)
+
+
+def _addition(stage: Stage, places: Mapping[str, Place], private: bool, rows_axis: str | None) -> Nest:
+    """The nest of a stage each of whose iterations adds a term of its own."""
+    vector, _ = _kept_vector(stage, places)
+    outer = _ordered([a for a in stage.axes if a != vector], stage, places)
+    strip = STRIP if vector is not None and vector.size > LONGEST_ROW else 0
+    split = _split(outer, rows_axis)
+    if strip and (split is None or split.name != rows_axis):
+        split = vector
+    return Nest(stage, ADD, outer, vector, (), (), split, private, strip=strip)
 
 
 def _short_sum(stage: Stage) -> bool:
@@ -118,7 +163,7 @@ def _short_sum(stage: Stage) -> bool:
         and stage.finish is None
         and not stage.onto
         and max((a.size for a in stage.kept), default=1) > terms
-        and not stage.method.startswith(("red", "atom"))
+        and stage.method not in (REDUCTION, ATOMICS)
     )
 
 
@@ -166,14 +211,22 @@ def _kept_vector(stage: Stage, places: Mapping[str, Place]) -> tuple[Axis | None
 
 
 def _row_vector(stage: Stage, places: Mapping[str, Place]) -> Axis | None:
-    found = [
-        a for a in stage.kept if _coefficient(a, stage.write, places) and _SMALL_AXIS < a.size <= LONGEST_ROW
-    ]
+    found = [a for a in stage.kept if _coefficient(a, stage.write, places) and a.size > _SMALL_AXIS]
     return max(found, key=lambda a: (_score(a, stage, places), a.size), default=None)
 
 
 def _dot_vector(stage: Stage, places: Mapping[str, Place]) -> Axis | None:
     return max(stage.reduced, key=lambda a: (_score(a, stage, places), a.size), default=None)
+
+
+def _fills_vectors(row: Axis, dot: Axis, stage: Stage, places: Mapping[str, Place]) -> bool:
+    """Whether a row without jumps stands against a sum that is too short for vectors.
+
+    A score counts what many loads gain along the sum, as in a stencil with several coefficients per tap.
+    """
+    accesses = [stage.write, *(load.access for load in stage.loads())]
+    steps = {_coefficient(row, access, places) for access in accesses}
+    return dot.size < _SHORT_AXIS <= row.size and steps <= {0, 1}
 
 
 def _score(axis: Axis, stage: Stage, places: Mapping[str, Place]) -> float:
@@ -185,7 +238,7 @@ def _score(axis: Axis, stage: Stage, places: Mapping[str, Place]) -> float:
     for access in accesses:
         step = _coefficient(axis, access, places)
         score += 1.0 if step == 1 else 0.5 if step == 2 else 0.0 if step == 0 else -1.0
-    if axis.size < 8:
+    if axis.size < _SHORT_AXIS:
         score -= 1.0
     # A constant that is summed up reads nothing.
     return score / max(len(accesses), 1)

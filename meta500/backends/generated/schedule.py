@@ -28,6 +28,8 @@ from meta500.backends.generated.ir import (
     CONSTANT,
     INPUT,
     PARAMETER,
+    REDUCTION,
+    SUM,
     Axis,
     Program,
     Stage,
@@ -57,6 +59,10 @@ class Options:
         cache_bytes: of the cache that belongs to one core; sweeps are cut to it, 0 for none.
         winograd: allow forms with fewer products for 3 x 3 taps in float32; their error is at most four times
             that of the direct form.
+        private_sums: let threads share the terms of a sum and add them up in copies of their own; without,
+            they share its elements, and every element is one thread's. Sums that scatter need the copies.
+        register_blocks: compute sums of products in blocks of registers where these fit, and write short sums
+            out; without, every sum is a plain vector loop, for comparisons of loops.
     """
 
     real: str = "float"
@@ -66,6 +72,8 @@ class Options:
     profile: bool = False
     cache_bytes: int = 1 << 20
     winograd: bool = True
+    private_sums: bool = True
+    register_blocks: bool = True
 
     @property
     def real_bytes(self) -> int:
@@ -384,15 +392,24 @@ def _kernel(
     rows_axis = _axis_of(stage, 1 if last else 2)
     # Blocks keep their results in registers: two of them must not be the same element.
     scatters = conflict(stage, program.tensors[stage.write.tensor].shape) is not None
-    if not scatters:
-        kernel = _in_blocks(name, stage, private, region, last, rows_axis, places, program, options)
+    together = region.kind == WHOLE and options.threads > 1
+    if together and not scatters and stage.method == ATOMICS and _shares_terms(stage):
+        nest = nests.plan(_bare(stage), places, True, rows_axis)
+        return Kernel(name, replace(nest, stage=stage, private=False, atomic=True))
+    asked = together and options.private_sums and stage.method == REDUCTION and _shares_terms(stage)
+    if not scatters and options.register_blocks:
+        alone = private or asked
+        kernel = _in_blocks(name, stage, alone, region, last, rows_axis, places, program, options)
         if kernel is not None:
             return kernel
-    shared = scatters and region.kind == WHOLE and options.threads > 1
+    shared = scatters and together
     if shared and stage.method != ATOMICS:
         private = True
-    nest: Nest = nests.plan(_bare(stage) if private else stage, places, private, rows_axis)
-    if region.kind == WHOLE and not private and _needs_private(nest, options):
+    # Inside of an image a thread is alone: its copy is shared along the axis that bands go by.
+    any_axis = scatters and (shared or not private)
+    bare = _bare(stage) if private else stage
+    nest = nests.plan(bare, places, private, rows_axis, any_axis, options.register_blocks)
+    if together and not private and (asked or _needs_private(nest, options)):
         private = True
         nest = nests.plan(_bare(stage), places, True, rows_axis)
     if shared and not private:
@@ -425,14 +442,19 @@ def _in_blocks(
         options: for whom.
     """
     lanes, registers = options.lanes, options.registers
+    owned = region.kind == WHOLE and options.threads > 1 and not options.private_sums
     if last:
         fast = contraction.batch_last(stage, places, lanes, options.half_vector, registers)
+        if fast is not None and fast.sums_over_parts and owned:
+            return None
         if fast is not None and fast.sums_over_parts and options.threads > 1:
             return Kernel(name, replace(fast, private=True), _merge(stage, program))
         if fast is not None:
             return Kernel(name, fast)
     bare = _bare(stage) if private else stage
     fast = contraction.blocked(bare, places, rows_axis, lanes, options.narrowest, registers, private)
+    if fast is not None and fast.form == contraction.DUAL and owned:
+        return None
     if fast is not None and fast.form == contraction.DUAL and (private or region.kind == WHOLE):
         merge = _merge(stage, program)
         if options.winograd and options.real == "float" and merge == stage:
@@ -538,11 +560,17 @@ def _bare(stage: Stage) -> Stage:
 def _needs_private(nest: Nest, options: Options) -> bool:
     """Whether a sum has too few elements to share them among the threads."""
     stage = nest.stage
-    if options.threads == 1 or stage.combine != "sum" or not stage.reduced:
+    if options.threads == 1 or not options.private_sums or stage.combine != SUM or not stage.reduced:
         return False
     work = stage.multiplications
     parts = nest.split.size if nest.split else 1
     return parts < options.threads and work >= 4096
+
+
+def _shares_terms(stage: Stage) -> bool:
+    """Whether the longest loop of a sum runs over terms: as it stands, that is the parallel one."""
+    terms = max((axis.size for axis in stage.reduced), default=0)
+    return stage.combine == SUM and terms > max((axis.size for axis in stage.kept), default=1)
 
 
 def _axis_of(stage: Stage, dimension: int) -> str | None:

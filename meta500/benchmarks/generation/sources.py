@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 
 from meta500.backends.generated import cpp
-from meta500.backends.generated.library import RUNTIME
+from meta500.backends.generated.library import RUNTIME, VECTOR_LOOPS
 from meta500.backends.generated.schedule import Schedule
 from meta500.backends.targets import Target
 from meta500.backends.toolchain import GENERATED_FLAGS
@@ -33,7 +33,7 @@ def compile_command(
     target: Target, *, openmp: bool, inputs: str, output: str, options: tuple[str, ...]
 ) -> str:
     """A command line for the user's shell; ``inputs`` may have wildcards."""
-    flags = [*GENERATED_FLAGS, *target.flags, *(["-fopenmp"] if openmp else []), *options]
+    flags = [*GENERATED_FLAGS, *target.flags, "-fopenmp" if openmp else VECTOR_LOOPS, *options]
     return f"${{CXX:-g++}} {shlex.join(flags)} {inputs} -o {output}"
 
 
