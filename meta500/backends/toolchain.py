@@ -67,6 +67,7 @@ class _Job:
     target: Target
     openmp: bool
     version: str
+    program: bool = False
 
     @property
     def label(self) -> str:
@@ -80,6 +81,8 @@ class _Job:
 
     def linking(self, objects: Sequence[Path], library: Path) -> list[str]:
         """The command that links; the flags follow the objects, as libraries have to."""
+        if self.program:
+            return [*self.sources.compiler, *map(str, objects), *self.sources.flags, "-o", str(library)]
         flags = [*self.sources.flags, "-shared", "-fPIC"]
         if sys.platform.startswith("linux") and not any(f.startswith("-fsanitize") for f in flags):
             # A function that nobody defines is an error now, not at the first call.
@@ -99,7 +102,7 @@ class _Job:
         old = self.sources
         texts = {str(path): data.decode() for path, data in old.texts.items()}
         new = Sources(old.units, texts, old.folders, old.compiler, old.flags)
-        return _Job(new, self.target, self.openmp, self.version)
+        return _Job(new, self.target, self.openmp, self.version, self.program)
 
 
 def compile_library(
@@ -161,6 +164,27 @@ def compile_text(
     return _library(units_of_texts(texts), texts, flags, include, base_flags, target, openmp)
 
 
+def compile_program(
+    texts: Mapping[str, str],
+    flags: Sequence[str] = (),
+    *,
+    base_flags: tuple[str, ...] | None = GENERATED_FLAGS,
+    openmp: bool = True,
+) -> Path:
+    """The executable program of C++ sources given as text, for this machine, built now or found in the cache.
+
+    Args:
+        texts, flags, base_flags, openmp: as in :func:`compile_text`; one source has a ``main``.
+
+    Returns:
+        The program's path, inside the cache (where all that is linked has one file name).
+
+    Raises:
+        UserError: as in :func:`compile_text`.
+    """
+    return _library(units_of_texts(texts), texts, flags, (), base_flags, None, openmp, program=True)
+
+
 def load_library(library: Path) -> ctypes.CDLL:
     """Load a library of the cache into this process.
 
@@ -190,6 +214,7 @@ def _library(
     base_flags: tuple[str, ...] | None,
     target: Target | None,
     openmp: bool,
+    program: bool = False,
 ) -> Path:
     chosen = native_target() if target is None else target
     command = compiler(chosen)
@@ -197,7 +222,7 @@ def _library(
     all_flags = [*base, *chosen.flags, *(["-fopenmp"] if openmp else []), *words("CXXFLAGS"), *flags]
     folders = [Path(folder).resolve() for folder in include]
     sources = Sources(units, texts, folders, command, all_flags)
-    job = _Job(sources, chosen, openmp, compiler_version(command))
+    job = _Job(sources, chosen, openmp, compiler_version(command), program)
     for _ in range(3):
         keys = job.unit_keys()
         entry = library_entry(_library_key(job, keys))
@@ -216,7 +241,7 @@ def _library_key(job: _Job, unit_keys: Sequence[str]) -> str:
     The texts are part of it by themselves because they are kept beside it, a header that nobody includes too.
     """
     digest = hashlib.sha256()
-    add(digest, *unit_keys)
+    add(digest, *unit_keys, *(["program"] if job.program else []))
     for path, data in job.sources.texts.items():
         add(digest, str(path), data)
     return digest.hexdigest()[:40]

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,6 +41,8 @@ _MOST_STEPS = 1000
 # Waking threads up costs nothing beside a step that takes longer than this.
 _LONG_STEP_SECONDS = 0.5
 _MEMORY_STEPS = 3
+# Enough for the intervals of six networks that are judged together.
+FEWEST_ROUNDS = 7
 # Largest relative difference of the loss, or of the root mean square of the logits, among the variants.
 _AGREEMENT = 1e-3
 
@@ -60,9 +62,12 @@ class Net:
     gradients: bool = True
 
 
-def _unet(n: int, size: int, batch: int = 8) -> Net:
-    small = {"n": n, "size": 64 if n < 4 else 32, "batch": 2}
-    return Net(f"unet-{n}", "unet", {"n": n, "batch": batch, "size": size}, small)
+def unet(n: int, size: int, batch: int = 8, dtype: str = "float32") -> Net:
+    """U-Net(n) on ``batch`` images of ``size`` x ``size`` pixels, in "float32" or "float64"."""
+    small: dict[str, Any] = {"n": n, "size": min(size, 64 if n < 4 else 32), "batch": min(batch, 2)}
+    if dtype != "float32":
+        small["dtype"] = dtype
+    return Net(f"unet-{n}", "unet", {**small, "batch": batch, "size": size}, small)
 
 
 def _resnet(title: str, small_images: bool) -> Net:
@@ -74,14 +79,14 @@ _SIZES = {0: 512, 1: 512, 2: 512, 3: 512, 4: 256, 5: 128, 6: 64}
 NETS = {
     net.title: net
     for net in (
-        *(_unet(n, size) for n, size in _SIZES.items()),
+        *(unet(n, size) for n, size in _SIZES.items()),
         Net("digits_cnn", "digits_cnn", {"batch": 64}, {"batch": 64}),
         _resnet("resnet18-small", True),
         _resnet("resnet18", False),
     )
 }
 QUICK_NETS = {
-    net.title: net for net in (_unet(0, 32, 2), Net("digits_cnn", "digits_cnn", {"batch": 64}, {"batch": 64}))
+    net.title: net for net in (unet(0, 32, 2), Net("digits_cnn", "digits_cnn", {"batch": 64}, {"batch": 64}))
 }
 
 
@@ -98,6 +103,10 @@ class Plan:
         limit: seconds for one order to a process, its compilation included.
         settle: seconds of rest before each turn.
         quick: small networks.
+        environment: variables of all processes, beside those of the variants.
+        error: measure the error of the generated backend against float64.
+        max_seconds: of warming up and sampling; when they are over no further round is begun, but
+            :data:`FEWEST_ROUNDS` are sampled whatever they take, or ``rounds`` if these are fewer.
     """
 
     nets: tuple[str, ...]
@@ -109,6 +118,9 @@ class Plan:
     limit: float = 600.0
     settle: float = SETTLE_SECONDS
     quick: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    error: bool = True
+    max_seconds: float = math.inf
 
     def check(self) -> None:
         """Refuse what can't be measured.
@@ -152,17 +164,37 @@ def measure(plan: Plan, emit: Emit, progress: Callable[[str], None] = lambda _: 
     """
     plan.check()
     for net in plan.chosen:
-        progress(f"{net.title}: weights")
-        subject = replace(prepared(net.model, net.options), name=net.title, options={})
-        with TemporaryDirectory(prefix="meta500-") as folder:
-            job = _job(net, subject, Path(folder))
-            for phase in (p for p in PHASES if p in plan.phases):
-                if phase == MEMORY:
-                    _measure_memory(plan, subject, job, emit, progress)
-                elif phase == COLD:
-                    _measure_start(plan, subject, job, Path(folder), emit, progress)
-                else:
-                    _measure_times(plan, net, subject, job, phase, emit, progress)
+        measure_net(plan, net, emit, progress)
+
+
+def measure_net(
+    plan: Plan,
+    net: Net,
+    emit: Emit,
+    progress: Callable[[str], None] = lambda _: None,
+    seed: int = 0,
+    known: dict[str, float] | None = None,
+) -> None:
+    """Measure the phases and variants of a plan on one network, which need not be one of its own.
+
+    Args:
+        plan, emit, progress: as for :func:`measure`.
+        net: the network.
+        seed: of weights and inputs.
+        known: what the first steps of other variants gave, by their names, where one network and phase are
+            measured in several groups; all are judged by their median. Those of this plan are added.
+    """
+    progress(f"{net.title}: weights")
+    subject = replace(prepared(net.model, net.options, seed), name=net.title, options={})
+    with TemporaryDirectory(prefix="meta500-") as folder:
+        job = _job(net, subject, Path(folder))
+        for phase in (p for p in PHASES if p in plan.phases):
+            if phase == MEMORY:
+                _measure_memory(plan, subject, job, emit, progress)
+            elif phase == COLD:
+                _measure_start(plan, subject, job, Path(folder), emit, progress)
+            else:
+                _measure_times(plan, net, subject, job, phase, emit, progress, {} if known is None else known)
 
 
 def _job(net: Net, subject: Subject, folder: Path) -> dict[str, Any]:
@@ -178,9 +210,9 @@ def _job(net: Net, subject: Subject, folder: Path) -> dict[str, Any]:
     }
 
 
-def _worker(variant: Variant, threads: int, more: dict[str, str] | None = None) -> Worker:
-    environment = {"OMP_NUM_THREADS": str(threads), **variant.environment, **(more or {})}
-    return Worker(_MODULE, environment, variant.name)
+def _worker(plan: Plan, variant: Variant, more: Mapping[str, str] | None = None) -> Worker:
+    environment = {"OMP_NUM_THREADS": str(plan.threads), **plan.environment, **variant.environment}
+    return Worker(_MODULE, {**environment, **(more or {})}, variant.name)
 
 
 # -- times --------------------------------------------------------------------------------------------------
@@ -212,6 +244,7 @@ def _measure_times(
     phase: str,
     emit: Emit,
     progress: Callable[[str], None],
+    known: dict[str, float],
 ) -> None:
     what = f"{net.title}: {phase.replace('_', ' ')}"
     progress(f"{what}, error against float64")
@@ -220,13 +253,14 @@ def _measure_times(
         runners = []
         for variant in plan.variants:
             progress(f"{what}, first call of {label(variant.columns(plan.threads))}")
-            runner = _Runner(variant, stack.enter_context(_worker(variant, plan.threads)))
+            runner = _Runner(variant, stack.enter_context(_worker(plan, variant)))
             runners.append(runner)
             _begin(runner, {**job, **variant.job(plan.threads), "phase": phase}, plan.limit)
-        _run_rounds(plan, runners, lambda text: progress(f"{what}, {text}"))
-    timings = {r.variant.name: r.timing(plan.warmup, plan.rounds) for r in runners}
+        rounds = _run_rounds(plan, runners, lambda text: progress(f"{what}, {text}"))
+    timings = {r.variant.name: r.timing(plan.warmup, rounds) for r in runners}
     base = next((t for r, t in zip(runners, timings.values(), strict=True) if _is_ours(r.variant)), None)
-    agreed = statistics.median([r.found for r in runners if r.found is not None] or [math.nan])
+    known.update({r.variant.name: r.found for r in runners if r.found is not None})
+    agreed = statistics.median(list(known.values()) or [math.nan])
     for runner in runners:
         columns = {**columns_of(subject, phase), **runner.variant.columns(plan.threads)}
         if phase == TRAINING:
@@ -257,9 +291,14 @@ def _fail(runner: _Runner, failure: Exception) -> None:
     runner.worker.close()
 
 
-def _run_rounds(plan: Plan, runners: Sequence[_Runner], progress: Callable[[str], None]) -> None:
+def _run_rounds(plan: Plan, runners: Sequence[_Runner], progress: Callable[[str], None]) -> int:
+    """Warm up and sample; returns how many rounds were sampled."""
     rng = np.random.default_rng(0)
+    end = time.monotonic() + plan.max_seconds
     for number in range(plan.warmup + plan.rounds):
+        sampled = number - plan.warmup
+        if sampled >= FEWEST_ROUNDS and time.monotonic() >= end:
+            return sampled
         alive = [r for r in runners if r.failure is None]
         progress(f"round {number + 1} of {plan.warmup + plan.rounds}")
         for index in rng.permutation(len(alive)):
@@ -276,17 +315,18 @@ def _run_rounds(plan: Plan, runners: Sequence[_Runner], progress: Callable[[str]
                 _fail(runner, failure)
                 continue
             (runner.warm if warming else runner.samples).append(turn["seconds"] / count)
+    return plan.rounds
 
 
 def _error(plan: Plan, net: Net, phase: str) -> dict[str, Any]:
     """Error columns of the generated backend on a small form of the network."""
     generated = next((v for v in plan.variants if _is_ours(v)), None)
-    if generated is None:
+    if generated is None or not plan.error:
         return {}
     order = {"model": net.model, "model_options": net.small, "phase": phase, "threads": plan.threads}
     order["gradients"] = net.gradients
     try:
-        with _worker(generated, plan.threads) as worker:
+        with _worker(plan, generated) as worker:
             return dict(worker.ask("judge", plan.limit, **order))
     except WorkerFailed as failure:
         return {"note": f"the error against float64 is not known: {failure}"}
@@ -319,8 +359,8 @@ def _measure_memory(
         columns |= {"optimizer": variant.optimizer, "quantity": "peak_memory", "unit": "B"}
         progress(f"{subject.title}: peak memory of {label(columns)}")
         try:
-            with _worker(variant, plan.threads) as worker:
-                worker.ask("make", plan.limit, **job, **variant.job(plan.threads), phase=TRAINING)
+            with _worker(plan, variant) as worker:
+                made = worker.ask("make", plan.limit, **job, **variant.job(plan.threads), phase=TRAINING)
                 worker.ask("steps", plan.limit, count=_MEMORY_STEPS, lead_in=0)
                 peak = worker.ask("peak_memory", plan.limit)
         except WorkerFailed as failure:
@@ -328,6 +368,9 @@ def _measure_memory(
             continue
         note = "of the whole process, imports included, compilers that it starts not"
         emit(Row(**columns, value=float(peak), protocol=OWN_PROCESS, note=note))
+        before = {**columns, "quantity": "memory_before"}
+        note = "resident when inputs and libraries were loaded, and the network not yet made"
+        emit(Row(**before, value=float(made["resident"]), protocol=OWN_PROCESS, note=note))
 
 
 def _measure_start(
@@ -352,7 +395,7 @@ def _measure_start(
             columns |= {"optimizer": variant.optimizer, "quantity": "first_call", "unit": "s"}
             progress(f"{subject.title}: {protocol.partition(', ')[2]} of {label(columns)}")
             try:
-                with _worker(variant, plan.threads, caches) as worker:
+                with _worker(plan, variant, caches) as worker:
                     made = worker.ask("make", plan.limit, **job, **variant.job(plan.threads), phase=TRAINING)
                     first, second = (
                         worker.ask("steps", plan.limit, count=1, lead_in=0)["seconds"] for _ in range(2)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from meta500.backends.generated.schedule import Schedule
 from meta500.benchmarks.against_torch import NETS, QUICK_NETS, Net
 from meta500.benchmarks.kernel_counts import KernelWork, kernel_works
 from meta500.benchmarks.operators.roofline import (
@@ -52,20 +53,22 @@ class Plan:
     """What is measured.
 
     Attributes:
-        net: a name of ``against_torch.NETS``, or of ``QUICK_NETS`` where ``quick`` is set.
+        net: a network, or a name of ``against_torch.NETS``, or of ``QUICK_NETS`` where ``quick`` is set.
         phase: "training" (a step with Adam) or "inference".
         threads: of the network and of the limits.
         rounds: that are sampled.
         direct: also without Winograd's forms.
         quick: small networks, and few samples of the limits.
+        seed: of weights and inputs.
     """
 
-    net: str
+    net: str | Net
     phase: str
     threads: int
     rounds: int
     direct: bool = False
     quick: bool = False
+    seed: int = 0
 
     def chosen(self) -> Net:
         """The network.
@@ -83,7 +86,7 @@ class Plan:
             )
         if self.rounds < 1:
             raise UserError(f"rounds {self.rounds} must be at least 1")
-        return nets[choose("network", self.net, nets)]
+        return self.net if isinstance(self.net, Net) else nets[choose("network", self.net, nets)]
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class Profile:
         wall: seconds of a step by round.
         processor: processor time over the time of the step and the number of threads, by round: less than 1
             where threads sleep, or others use their cores.
+        schedule: what the kernels were made from.
     """
 
     name: str
@@ -121,6 +125,7 @@ class Profile:
     seconds: np.ndarray
     wall: list[float]
     processor: list[float]
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,7 @@ def measure(plan: Plan, progress: Callable[[str], None] = lambda _: None) -> Fou
         UserError: the plan is no plan, or there is no compiler.
     """
     net = plan.chosen()
-    subject = prepared(net.model, net.options)
+    subject = prepared(net.model, net.options, plan.seed)
     forms: dict[str, dict[str, Any]] = {_PLAIN: {}, WITH_WINOGRAD: {"profile": True}}
     if plan.direct:
         forms[DIRECT] = {"profile": True, "winograd": False}
@@ -175,7 +180,12 @@ def measure(plan: Plan, progress: Callable[[str], None] = lambda _: None) -> Fou
             walls[name] = [seconds / subjects[name].count for seconds in timing.samples]
         profiles = [
             Profile(
-                name, one.works(), one.seconds(plan.rounds), walls[name], one.processor_shares(walls[name])
+                name,
+                one.works(),
+                one.seconds(plan.rounds),
+                walls[name],
+                one.processor_shares(walls[name]),
+                one.executable.schedule,
             )
             for name, one in subjects.items()
             if name != _PLAIN

@@ -25,7 +25,7 @@ from meta500.benchmarks.protocol import (
 from meta500.benchmarks.subjects import Subject, inference_action, training_action
 from meta500.errors import UserError
 from meta500.metrics.clocks import Timing, interleave
-from meta500.metrics.norms import compare, tolerance
+from meta500.metrics.norms import ErrorNorms, compare, tolerance
 from meta500.metrics.rows import Row
 
 INFERENCE, TRAINING = "inference", "training_step"
@@ -252,7 +252,6 @@ def judged(
     subject: Subject, phase: str, net: Network, reference: dict[str, Any], with_gradients: bool = True
 ) -> dict[str, Any]:
     """Error columns against float64 at the initial weights: logits, or the worst of loss and gradients."""
-    limit = tolerance(np.float32, _reduction(subject))
     for name in net.get_params():
         net.feed_tensor(name, subject.model.graph.initializers[name])
     if phase == INFERENCE:
@@ -264,6 +263,12 @@ def judged(
         if with_gradients:
             gradients = net.fetch_tensors([g for _, g in net.gradient()])
             norms += [compare(g, e) for g, e in zip(gradients, reference["gradients"], strict=True)]
+    return worst_of(norms, subject)
+
+
+def worst_of(norms: Sequence[ErrorNorms], subject: Subject) -> dict[str, Any]:
+    """Error columns of the worst of several results of a subject."""
+    limit = tolerance(subject.inputs["image"].dtype, _reduction(subject))
     worst = max(norms, key=lambda n: n.max_relative)
     return {
         "error": worst.max_relative,

@@ -147,13 +147,16 @@ def loaded_module(name: str, tensors: Mapping[str, np.ndarray], options: Mapping
 
     Args:
         name: of the model.
-        tensors: its parameters and statistics, as in the model's graph; others are left out.
+        tensors: its parameters and statistics, as in the model's graph; others are left out. The module is
+            float64 where they are.
         options: of the model.
 
     Raises:
         UserError: there is no plain form of it, or its weights do not have the module's names and shapes.
     """
     module = _FORMS[choose("plain PyTorch model", name, _FORMS)](options)
+    if any(array.dtype == np.float64 for array in tensors.values()):
+        module.double()
     state = module.state_dict()
     # PyTorch counts the batches that a normalisation has seen; nothing of ours does.
     found = {key: value for key, value in state.items() if key.endswith("num_batches_tracked")}

@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import psutil
 
 from meta500.benchmarks.workers import serve
 
 TRAINING, INFERENCE = "training_step", "inference"
 GENERATED_NAME, EXASTENCILS_NAME = "generated", "exastencils"
 Step = Callable[[], Any]
+_BETA1 = 0.9
 
 _state: dict[str, Any] = {}
 
@@ -30,15 +32,17 @@ def make(job: Mapping[str, Any]) -> dict[str, float]:
             ``meta500.models.create``; "inputs" and "weights", paths of .npz files.
 
     Returns:
-        Seconds of "imports" and of making.
+        Seconds of "imports" and of making; "resident", bytes of memory between the two.
     """
     inputs = _arrays(job["inputs"])
     begin = time.perf_counter()
     build = _generated if job["backend"] in (GENERATED_NAME, EXASTENCILS_NAME) else _plain_torch
     ready = build(job, inputs)
-    imported = time.perf_counter()
+    imported = time.perf_counter() - begin
+    resident = psutil.Process().memory_info().rss
+    begin = time.perf_counter()
     _state["step"] = ready()
-    return {"imports": imported - begin, "seconds": time.perf_counter() - imported}
+    return {"imports": imported, "seconds": time.perf_counter() - begin, "resident": resident}
 
 
 def steps(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +78,9 @@ def steps(order: Mapping[str, Any]) -> dict[str, Any]:
 def judge(order: Mapping[str, Any]) -> dict[str, Any]:
     """Error of the generated backend against numpy in float64, of logits or of loss and gradients.
 
+    A training step is judged as it is timed, with Adam's update in it: after the first one Adam's first
+    moment is the gradient times 1 - beta1.
+
     Args:
         order: "model" and "model_options", small enough for float64 in numpy; "phase"; "threads";
             "gradients": whether those of a training step are compared, or its loss alone.
@@ -81,14 +88,24 @@ def judge(order: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The columns of a row about it.
     """
-    from meta500.benchmarks.networks import float64_reference, judged
+    from meta500.benchmarks.networks import float64_reference, judged, worst_of
     from meta500.benchmarks.subjects import prepared
+    from meta500.metrics.norms import compare
 
     subject = prepared(order["model"], order["model_options"])
     reference = float64_reference(subject)
     net, _ = subject.on({"backend": GENERATED_NAME, "threads": order["threads"]})
     with net:
-        return judged(subject, order["phase"], net, reference, order["gradients"])
+        if order["phase"] == INFERENCE:
+            return judged(subject, INFERENCE, net, reference)
+        adam: Any = net.native_optimizer("adam", learning_rate=1e-3, beta1=_BETA1)
+        loss = adam.train(subject.inputs, outputs=["loss"])["loss"]
+        norms = [compare(loss, reference["loss"])]
+        if order["gradients"]:
+            moments = [adam.state[name]["first_moment"] for name, _ in net.gradient()]
+            found = [(moment / (1 - _BETA1)).astype(moment.dtype) for moment in moments]
+            norms += [compare(g, e) for g, e in zip(found, reference["gradients"], strict=True)]
+        return worst_of(norms, subject)
 
 
 def peak_memory(order: Mapping[str, Any]) -> int:

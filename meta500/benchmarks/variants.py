@@ -47,8 +47,8 @@ class Variant:
 
     @property
     def tuned(self) -> bool:
-        """Whether its environment is the expert's."""
-        return bool(self.environment)
+        """Whether its allocator is the expert's."""
+        return TUNED_ENVIRONMENT.items() <= self.environment.items()
 
     def columns(self, threads: int) -> dict[str, Any]:
         """The columns of a row that say who ran."""

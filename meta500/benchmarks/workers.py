@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -48,18 +48,25 @@ class Worker:
         environment: variables on top of this process's, of which those that steer thread libraries and
             allocators are left out.
         name: for messages.
+        command: a program that answers the same orders, to run instead of the module.
 
     Raises:
         UserError: it can't be started.
     """
 
-    def __init__(self, module: str, environment: Mapping[str, str] | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        module: str,
+        environment: Mapping[str, str] | None = None,
+        name: str = "",
+        command: Sequence[str] = (),
+    ) -> None:
         self.name = name or module
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
+                list(command) or [sys.executable, "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from meta500.benchmarks import against_torch
 from meta500.benchmarks import against_torch_tables as tables
 from meta500.benchmarks.against_torch import (
     COLD,
@@ -17,6 +18,8 @@ from meta500.benchmarks.against_torch import (
     WARM_START,
     Plan,
     measure,
+    measure_net,
+    unet,
 )
 from meta500.benchmarks.variants import PLAIN_TORCH, TUNED_ENVIRONMENT, VARIANTS, Variant, variants
 from meta500.errors import UserError
@@ -82,12 +85,95 @@ def test_times_of_a_tiny_network():
     assert {r.backend for r in rows if r.quantity == "first_call"} == {"generated", PLAIN_TORCH}
 
 
+def test_a_network_of_ones_own_in_double_precision():
+    """All processes get the plan's variables; here one that nothing but PyTorch's process minds."""
+    net = unet(0, 16, 1, "float64")
+    assert net.small == {"n": 0, "size": 16, "batch": 1, "dtype": "float64"} and net.options == net.small
+    assert unet(3, 512).small == {"n": 3, "size": 64, "batch": 2}
+    eager = (VARIANTS["eager"],)
+    plan = Plan((), (INFERENCE,), eager, rounds=2, threads=1, warmup=0, settle=0.0)
+    rows = []
+    measure_net(plan, net, rows.append)
+    (time,) = (r for r in rows if r.quantity == "time")
+    assert (time.dtype, time.model, time.batch, len(time.samples)) == ("float64", "unet-0", 1, 2)
+    broken = replace(plan, environment={"PYTHONHOME": "/nowhere"})
+    failed = []
+    measure_net(broken, net, failed.append)
+    assert [r.verdict for r in failed if r.quantity == "time"] == ["failed"]
+
+
+class Stub:
+    """A process whose steps take a second of the clock in ``clock``, and give the loss in its variable."""
+
+    clock = 0.0
+
+    def __init__(self, module, environment, name):
+        self.loss = float(environment["LOSS"])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    close = __exit__
+
+    def ask(self, order, limit, **what):
+        if order == "steps":
+            Stub.clock += 1.0
+        return {"seconds": 0.1, "found": self.loss}
+
+
+def stubbed(monkeypatch, losses, rounds=11, **how):
+    """Rows of variants of PyTorch with these first losses."""
+    monkeypatch.setattr(against_torch, "Worker", Stub)
+    monkeypatch.setattr(against_torch.time, "monotonic", lambda: Stub.clock)
+    torch = tuple(
+        Variant(name, PLAIN_TORCH, name, environment={"LOSS": str(x)}) for name, x in losses.items()
+    )
+    known = how.pop("known", None)
+    plan = Plan((), (TRAINING,), torch, rounds, 1, warmup=1, settle=0.0, **how)
+    rows = []
+    measure_net(plan, unet(0, 16, 1), rows.append, known=known)
+    return [row for row in rows if row.quantity == "time"]
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 7), (5.5, 7), (9.5, 9), (100.0, 11)])
+def test_rounds_end_when_time_is_over_but_seven_are_sampled(monkeypatch, seconds, rounds):
+    # Each round takes a second; one is for warming up.
+    (time,) = stubbed(monkeypatch, {"eager": 1.0}, max_seconds=seconds)
+    assert len(time.samples) == rounds and time.confidence >= 0.95 and time.verdict != "failed"
+    (few,) = stubbed(monkeypatch, {"eager": 1.0}, rounds=2, max_seconds=0.0)
+    assert len(few.samples) == 2
+
+
+def test_groups_of_one_are_compared_with_the_groups_before(monkeypatch):
+    known = {}
+    (first,) = stubbed(monkeypatch, {"eager": 2.0}, rounds=1, known=known)
+    (second,) = stubbed(monkeypatch, {"channels-last": 2.0005}, rounds=1, known=known)
+    (third,) = stubbed(monkeypatch, {"compile": 2.1}, rounds=1, known=known)
+    assert known == {"eager": 2.0, "channels-last": 2.0005, "compile": 2.1}
+    assert [row.verdict == "wrong" for row in (first, second, third)] == [False, False, True]
+    assert "the median of all variants is 2.0005" in third.note
+    # Without what is known of others nothing could be said of it.
+    (alone,) = stubbed(monkeypatch, {"compile": 2.1}, rounds=1)
+    assert alone.verdict != "wrong"
+
+
+def test_variants_are_tuned_by_the_allocator_alone():
+    other = replace(VARIANTS["eager"], environment={"X": "1"})
+    assert not other.tuned and VARIANTS["eager-tuned"].tuned
+    assert replace(other, environment={**TUNED_ENVIRONMENT, "X": "1"}).tuned
+
+
 @pytest.mark.slow
 def test_inference_memory_and_start_of_a_tiny_network():
     rows = measured(phases=(COLD, MEMORY, INFERENCE))
     assert {r.verdict for r in rows} <= {"ok", "not_compared"}
     peak = {r.backend: r.value for r in rows if r.quantity == "peak_memory"}
     assert 2**24 < peak["generated"] < peak[PLAIN_TORCH] < 2**32
+    before = {r.backend: r.value for r in rows if r.quantity == "memory_before"}
+    assert all(2**24 < before[backend] <= peak[backend] for backend in peak)
     start = {(r.backend, r.protocol): r.value for r in rows if r.protocol in (COLD_START, WARM_START)}
     assert len(start) == 4 and start["generated", COLD_START] > start["generated", WARM_START]
     assert {r.phase for r in rows if r.quantity == "time"} == {INFERENCE}

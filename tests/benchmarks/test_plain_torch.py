@@ -89,3 +89,13 @@ def test_what_has_no_plain_form_or_other_weights_is_refused():
         plain_module("lenet", digits.model)
     with pytest.raises(UserError, match="(?s)plain unet: .*encoder1"):
         plain_module("unet", digits.model, n=0)
+
+
+def test_weights_in_double_precision_make_a_double_module():
+    subject = prepared("unet", {"n": 0, "batch": 1, "size": 16, "dtype": "float64"})
+    module = plain_module("unet", subject.model, n=0)
+    assert all(parameter.dtype == torch.float64 for parameter in module.parameters())
+    with network(subject.model, backend="numpy") as net:
+        loss = float(net.inference_and_backprop(subject.inputs, outputs=["loss"])["loss"])
+    step = plain_step_action(module, **subject.inputs)
+    assert step() == pytest.approx(loss, rel=1e-13)

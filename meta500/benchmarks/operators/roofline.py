@@ -196,7 +196,7 @@ def measure_roofline(
         rates = tuple(amount / s for s in timing.samples)
         roofs.append(Roof(quantity, what, library, dtype, threads, rates))
 
-    for library, limited in (("torch", _torch_threads), ("numpy", _numpy_threads)):
+    for library, limited in (("torch", torch_threads), ("numpy", _numpy_threads)):
         if not version(library):
             continue
         # The other library's threads may still be spinning.
@@ -280,7 +280,8 @@ _STREAMS: dict[str, Callable[[int], dict[str, tuple[int, Callable[[], Any]]]]] =
 
 
 @contextmanager
-def _torch_threads(threads: int) -> Any:
+def torch_threads(threads: int) -> Any:
+    """PyTorch with this number of threads, and its own again afterwards."""
     import torch
 
     before = torch.get_num_threads()
