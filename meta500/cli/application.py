@@ -19,6 +19,7 @@ from meta500.cli import (
     plot,
     recipe,
     scale,
+    study,
     train,
 )
 
@@ -62,4 +63,5 @@ application.add_typer(data.data, name="data")
 application.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 application.add_typer(recipe.recipe, name="recipe")
 application.command("scale")(scale.scale)
+application.add_typer(study.study, name="study")
 application.command("info")(info.info)
