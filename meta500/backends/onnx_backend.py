@@ -26,6 +26,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from meta500.backends.network import Network, backend_class, coverage, network
 from meta500.errors import UnsupportedOperation, UserError
 from meta500.graph import Model, Operation, load
+from meta500.graph.visitor import unsupported
 
 _RANDOM = frozenset(
     (
@@ -204,14 +205,7 @@ def refuse_random(model: Model, backend: str) -> None:
     """Raises UnsupportedOperation if the outputs of ``model`` can't be compared with expected ones."""
     op = random_operation(model)
     if op is not None:
-        raise UnsupportedOperation(
-            node=op.name,
-            op_type=op.op_type,
-            domain=op.domain,
-            since_version=op.since_version,
-            backend=backend,
-            reason="its result is random; ONNX defines no generator",
-        )
+        raise unsupported(op, backend, "its result is random; ONNX defines no generator")
 
 
 @contextmanager

@@ -8,6 +8,18 @@ from meta500.errors import UnsupportedOperation
 from meta500.graph.operation import Operation
 
 
+def unsupported(op: Operation, backend: str, reason: str = "") -> UnsupportedOperation:
+    """The error for an operation that ``backend`` does not run."""
+    return UnsupportedOperation(
+        node=op.name,
+        op_type=op.op_type,
+        domain=op.domain,
+        since_version=op.since_version,
+        backend=backend,
+        reason=reason,
+    )
+
+
 class BaseVisitor:
     """Refuses every operation; the generated bases add one method per operator that calls this one."""
 
@@ -19,10 +31,4 @@ class BaseVisitor:
         Raises:
             UnsupportedOperation: always, here; backends look the operation up in their rules.
         """
-        raise UnsupportedOperation(
-            node=op.name,
-            op_type=op.op_type,
-            domain=op.domain,
-            since_version=op.since_version,
-            backend=self.backend,
-        )
+        raise unsupported(op, self.backend)

@@ -35,7 +35,7 @@ from meta500.errors import UnsupportedOperation, UserError
 from meta500.graph.model import Graph, Model
 from meta500.graph.operation import Operation
 from meta500.graph.types import TensorType, is_floating
-from meta500.graph.visitor import BaseVisitor
+from meta500.graph.visitor import BaseVisitor, unsupported
 
 BACKEND = "generated"
 _AXES = {1: ("c",), 2: ("n", "c"), 3: ("n", "c", "i"), 4: ("n", "c", "i", "j")}
@@ -95,14 +95,7 @@ class Lowering(BaseVisitor):
             UnsupportedOperation: always.
         """
         assert self.op is not None
-        raise UnsupportedOperation(
-            node=self.op.name,
-            op_type=self.op.op_type,
-            domain=self.op.domain,
-            since_version=self.op.since_version,
-            backend=BACKEND,
-            reason=reason,
-        )
+        raise unsupported(self.op, BACKEND, reason)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a value; refuses one that is not static."""

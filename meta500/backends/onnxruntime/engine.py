@@ -11,9 +11,10 @@ import onnx
 import onnxruntime
 from onnx import helper
 
-from meta500.errors import UnsupportedOperation, UserError, choose
+from meta500.errors import UserError, choose
 from meta500.graph.model import Model
 from meta500.graph.operation import Operation
+from meta500.graph.visitor import unsupported
 from meta500.graph.writer import model_to_proto
 
 BACKEND = "onnxruntime"
@@ -157,14 +158,7 @@ def refuse(error: Exception, operations: list[Operation], what: str, running: bo
     text = re.sub(r"#\d+", found.name or found.op_type, text)
     if running:
         raise UserError(f"{found.label}: {what}: {text}") from None
-    raise UnsupportedOperation(
-        node=found.name,
-        op_type=found.op_type,
-        domain=found.domain,
-        since_version=found.since_version,
-        backend=BACKEND,
-        reason=text,
-    ) from None
+    raise unsupported(found, BACKEND, text) from None
 
 
 def reason(error: Exception) -> str:

@@ -20,6 +20,7 @@ from meta500.backends.torch.tensors import from_numpy
 from meta500.errors import UnsupportedOperation, UserError, choose
 from meta500.graph import Model, Operation, TensorType, ValueType
 from meta500.graph.model import operations_for
+from meta500.graph.visitor import unsupported
 
 BACKEND = "torch module"
 
@@ -176,14 +177,7 @@ class Draft:
 
 def refusal(op: Operation, reason: str) -> UnsupportedOperation:
     """The error of a node that has no standard layer."""
-    return UnsupportedOperation(
-        node=op.name,
-        op_type=op.op_type,
-        domain=op.domain,
-        since_version=op.since_version,
-        backend=BACKEND,
-        reason=reason,
-    )
+    return unsupported(op, BACKEND, reason)
 
 
 def _taken(root: nn.Module, path: str) -> bool:

@@ -48,7 +48,7 @@ class Job:
         phase: "inference" or "training_step".
         threads: that compute.
         device: "cpu", "cuda" or "cuda:N".
-        folder: an empty folder of this session for files of its own; deleted after it.
+        folder: an empty folder for the level's own files; deleted when the level is closed.
     """
 
     model: str

@@ -23,19 +23,21 @@ from meta500.benchmarks.studies.abstraction.network_program import (
     LABEL,
     LOGITS,
     LOSS,
+    NO_LOSS,
     Description,
     Names,
     comment,
-    describe_node,
     ints,
     joined,
     literal,
+    printed,
     real,
-    refuse,
+    reason_against_training,
     windows_of,
 )
 from meta500.errors import UnsupportedOperation, UserError
 from meta500.graph import Operation, Visitor
+from meta500.graph.visitor import unsupported
 
 BACKEND = "LibTorch program"
 # The generated class, and what it inherits: a weight is a member beside them. The value "logits" is a
@@ -129,7 +131,7 @@ class LibtorchVisitor(Visitor):
         if min(extra) < 0 or any(
             e >= max(s, d) for e, s, d in zip(extra, windows.strides, windows.dilations, strict=True)
         ):
-            raise refuse(op, BACKEND, "pads that differ at both ends of an axis")
+            raise unsupported(op, BACKEND, "pads that differ at both ends of an axis")
         arguments = (
             *map(network.tensor, (op.X, op.W, op.B)),
             ints(windows.strides),
@@ -142,7 +144,7 @@ class LibtorchVisitor(Visitor):
 
     def visit_batchnormalization(self, op: Any, network: Form) -> None:
         if op.since_version < 9:
-            raise refuse(op, BACKEND, "versions before 9")
+            raise unsupported(op, BACKEND, "versions before 9")
         training = bool(getattr(op, "training_mode", 0))
         values = map(network.tensor, (op.X, op.scale, op.B, *_statistics(op)))
         share = real(1 - op.momentum) if training else "0.0"
@@ -151,7 +153,7 @@ class LibtorchVisitor(Visitor):
 
     def visit_maxpool(self, op: Any, network: Form) -> None:
         if op.results[1:]:
-            raise refuse(op, BACKEND, "its output 'Indices'")
+            raise unsupported(op, BACKEND, "its output 'Indices'")
         windows, rank, x = windows_of(op, network.network), _images(op, network, op.X), network.tensor(op.X)
         pads = windows.begins
         uneven = windows.begins != windows.ends and not op.ceil_mode
@@ -159,7 +161,7 @@ class LibtorchVisitor(Visitor):
             x = _padded(x, windows.begins, windows.ends, None, network)
             pads = (0,) * rank
         elif windows.begins != windows.ends:
-            raise refuse(op, BACKEND, "ceil_mode with pads that differ at both ends of an axis")
+            raise unsupported(op, BACKEND, "ceil_mode with pads that differ at both ends of an axis")
         sizes = (ints(windows.kernel), ints(windows.strides), ints(pads), ints(windows.dilations))
         ceil = "true" if op.ceil_mode else "false"
         network.let(op.Y, network.call(f"max_pool{rank}d", x, *sizes, ceil))
@@ -168,7 +170,7 @@ class LibtorchVisitor(Visitor):
         windows, rank = windows_of(op, network.network), _images(op, network, op.X)
         uneven = windows.begins != windows.ends
         if uneven or set(windows.dilations) != {1}:
-            raise refuse(op, BACKEND, "dilations, and pads that differ at both ends of an axis")
+            raise unsupported(op, BACKEND, "dilations, and pads that differ at both ends of an axis")
         sizes = (ints(windows.kernel), ints(windows.strides), ints(windows.begins))
         flags = ("true" if flag else "false" for flag in (op.ceil_mode, op.count_include_pad))
         network.let(op.Y, network.call(f"avg_pool{rank}d", network.tensor(op.X), *sizes, *flags))
@@ -185,7 +187,7 @@ class LibtorchVisitor(Visitor):
             return
         a, b = (f"{m}.t()" if flag else m for m, flag in ((a, op.transA), (b, op.transB)))
         if not op.C:
-            raise refuse(op, BACKEND, "without C, and not x W^T")
+            raise unsupported(op, BACKEND, "without C, and not x W^T")
         network.let(op.Y, network.call("addmm", c, a, b, real(op.beta), real(op.alpha)))
 
     def visit_matmul(self, op: Any, network: Form) -> None:
@@ -215,7 +217,7 @@ class LibtorchVisitor(Visitor):
 
     def visit_softmax(self, op: Any, network: Form) -> None:
         if op.since_version < 13:
-            raise refuse(op, BACKEND, "versions before 13")
+            raise unsupported(op, BACKEND, "versions before 13")
         network.let(op.output, network.call("softmax", network.tensor(op.input), str(op.axis)))
 
     def visit_add(self, op: Any, network: Form) -> None:
@@ -232,7 +234,7 @@ class LibtorchVisitor(Visitor):
 
     def _pointwise(self, op: Any, function: str, network: Form) -> None:
         if op.since_version < 7:
-            raise refuse(op, BACKEND, "versions before 7")
+            raise unsupported(op, BACKEND, "versions before 7")
         value = network.call(function, network.tensor(op.A), _scalar_or_tensor(op.B, network))
         network.let(op.C, value)
 
@@ -262,13 +264,13 @@ class LibtorchVisitor(Visitor):
 
     def visit_slice(self, op: Any, network: Form) -> None:
         if op.since_version < 10:
-            raise refuse(op, BACKEND, "versions before 10")
+            raise unsupported(op, BACKEND, "versions before 10")
         known = [network.network.constant(op, name or "") for name in (op.starts, op.ends, op.axes, op.steps)]
         starts, ends = (np.asarray(array).tolist() for array in known[:2])
         axes = list(range(len(starts))) if known[2] is None else known[2].tolist()
         steps = [1] * len(starts) if known[3] is None else known[3].tolist()
         if min(steps) < 1:
-            raise refuse(op, BACKEND, "steps below 1")
+            raise unsupported(op, BACKEND, "steps below 1")
         value = network.tensor(op.data)
         limit = 2**63 - 1
         for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
@@ -281,9 +283,9 @@ class LibtorchVisitor(Visitor):
 
     def visit_dropout(self, op: Any, network: Form) -> None:
         if op.results[1:]:
-            raise refuse(op, BACKEND, "its output 'mask'")
+            raise unsupported(op, BACKEND, "its output 'mask'")
         if op.since_version < 12:
-            raise refuse(op, BACKEND, "versions before 12")
+            raise unsupported(op, BACKEND, "versions before 12")
         mode = network.network.constant(op, op.training_mode or "")
         ratio = network.network.constant(op, op.ratio or "")
         if mode is None or not mode.item():
@@ -298,7 +300,7 @@ class LibtorchVisitor(Visitor):
 
     def visit_softmaxcrossentropyloss(self, op: Any, network: Form) -> None:
         if op.results[1:]:
-            raise refuse(op, BACKEND, "its output 'log_prob'")
+            raise unsupported(op, BACKEND, "its output 'log_prob'")
         ignored = -100 if op.ignore_index is None else op.ignore_index
         values = map(network.tensor, (op.scores, op.labels, op.weights))
         network.let(
@@ -315,7 +317,7 @@ def _statistics(op: Any) -> tuple[str, str]:
 def _images(op: Operation, network: Form, x: str) -> int:
     rank = len(network.network.shapes[x]) - 2
     if rank not in (1, 2, 3):
-        raise refuse(op, BACKEND, f"{rank} spatial axes")
+        raise unsupported(op, BACKEND, f"{rank} spatial axes")
     return rank
 
 
@@ -399,28 +401,16 @@ def network_source(network: Description) -> str:
 
 def untrainable(network: Description) -> str:
     """Why the program of a network can't train; "" where it can."""
-    if not network.training:
-        return "the network has no 'label' and 'loss'"
-    try:
-        _form(network, Names(_MEMBERS), True)
-    except UnsupportedOperation as error:
-        return str(error)
-    return ""
+    return reason_against_training(network, lambda: _form(network, Names(_MEMBERS), True))
 
 
 def _form(network: Description, names: Names, training: bool) -> Form:
     operations, result = (network.training, LOSS) if training else (network.inference, LOGITS)
-    form, visitor = Form(network, names, training), LibtorchVisitor()
+    form = Form(network, names, training)
     if not operations:
-        form.lines.append(_thrown("this network has no 'label' and 'loss'"))
+        form.lines.append(_thrown(NO_LOSS))
         return form
-    parts: list[list[str]] = []
-    for op in operations:
-        form.lines = []
-        op.accept(visitor, form)
-        parts.append([f"// {describe_node(op)}", *form.lines])
-    variables = {name: names(name) for name in form.defined}
-    variables |= {alias: names(name) for alias, name in form.aliases.items() if name in form.defined}
+    parts, variables = printed(LibtorchVisitor(), form, operations)
     form.lines = joined(parts, operations, variables, form.tensor(result))
     form.lines.append(f"return {form.tensor(result)};")
     return form

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from meta500.backends.windows import Windows, sliding
 from meta500.benchmarks.studies.abstraction.level import INFERENCE, LEARNING_RATE, Job, Session
 from meta500.benchmarks.workers import Worker
 from meta500.errors import UnsupportedOperation, UserError
-from meta500.graph import Model, Operation, TensorType
+from meta500.graph import Model, Operation, TensorType, Visitor
 from meta500.graph.model import operations_for
 from meta500.graph.passes import infer_types, training_form
 
 TEXTS = Path(__file__).parent / "cpp"
 IMAGE, LABEL, LOGITS, LOSS = "image", "label", "logits", "loss"
+NO_LOSS = "the network has no 'label' and 'loss'"
 
 _LONGEST = 60
 _ORDER_SECONDS = 600.0
@@ -156,18 +157,6 @@ def _shapes(model: Model, operations: Sequence[Operation]) -> dict[str, tuple[in
     return found
 
 
-def refuse(op: Operation, backend: str, reason: str = "") -> UnsupportedOperation:
-    """The error for an operation that a program of ``backend`` does not have."""
-    return UnsupportedOperation(
-        node=op.name,
-        op_type=op.op_type,
-        domain=op.domain,
-        since_version=op.since_version,
-        backend=backend,
-        reason=reason,
-    )
-
-
 def windows_of(op: Any, network: Description) -> Windows:
     """The windows of a Conv, MaxPool, AveragePool or LpPool node.
 
@@ -236,6 +225,45 @@ def joined(
         lines += part
         lines += [f"{v}.reset();" for v, place in last.items() if place == position and v != kept]
     return lines
+
+
+def printed(
+    visitor: Visitor, form: Any, operations: Iterable[Operation]
+) -> tuple[list[list[str]], dict[str, str]]:
+    """The lines of each operation with its comment, and the variables of the values, for :func:`joined`.
+
+    Args:
+        visitor: prints an operation into ``form.lines``.
+        form: the function that is printed, with ``names``, ``lines``, ``defined`` and ``aliases``.
+        operations: in order.
+
+    Raises:
+        UnsupportedOperation: the visitor has no rule for one.
+    """
+    parts: list[list[str]] = []
+    for op in operations:
+        form.lines = []
+        op.accept(visitor, form)
+        parts.append([f"// {describe_node(op)}", *form.lines])
+    variables = {name: form.names(name) for name in form.defined}
+    variables |= {alias: form.names(name) for alias, name in form.aliases.items() if name in form.defined}
+    return parts, variables
+
+
+def reason_against_training(network: Description, print_training: Callable[[], object]) -> str:
+    """Why the program of a network can't train; "" where it can.
+
+    Args:
+        network: what is printed.
+        print_training: prints its training step, and raises UnsupportedOperation where it cannot.
+    """
+    if not network.training:
+        return NO_LOSS
+    try:
+        print_training()
+    except UnsupportedOperation as error:
+        return str(error)
+    return ""
 
 
 def literal(text: str) -> str:

@@ -25,19 +25,21 @@ from meta500.benchmarks.studies.abstraction.network_program import (
     LABEL,
     LOGITS,
     LOSS,
+    NO_LOSS,
     Description,
     Names,
     comment,
-    describe_node,
     ints,
     joined,
     literal,
+    printed,
     real,
-    refuse,
+    reason_against_training,
     windows_of,
 )
 from meta500.errors import UnsupportedOperation
 from meta500.graph import Operation, Visitor
+from meta500.graph.visitor import unsupported
 
 BACKEND = "oneDNN program"
 # What the generated functions name.
@@ -77,7 +79,7 @@ class Form:
             UnsupportedOperation: it is a constant.
         """
         if name in self.network.arrays:
-            raise refuse(op, BACKEND, f"operand '{name}' is a constant there")
+            raise unsupported(op, BACKEND, f"operand '{name}' is a constant there")
         return self.names(self.aliases.get(name, name))
 
     def weight(self, name: str, op: Operation) -> str:
@@ -87,7 +89,7 @@ class Form:
             UnsupportedOperation: it is computed, or not float32.
         """
         if name and name not in self.network.weights:
-            raise refuse(op, BACKEND, f"operand '{name}' must be a float32 constant")
+            raise unsupported(op, BACKEND, f"operand '{name}' must be a float32 constant")
         return f"Weights::{self.names(name)}" if name else "none"
 
     def let(self, name: str, expression: str) -> None:
@@ -162,9 +164,9 @@ class OnednnVisitor(Visitor):
     def visit_gemm(self, op: Any, network: Form) -> None:
         shapes = network.network.shapes
         if op.alpha != 1 or op.beta != 1 or op.transA or not op.transB:
-            raise refuse(op, BACKEND, "anything but x W^T + b")
+            raise unsupported(op, BACKEND, "anything but x W^T + b")
         if op.C and shapes[op.C] != shapes[op.B][:1]:
-            raise refuse(op, BACKEND, f"C of shape {list(shapes[op.C])}")
+            raise unsupported(op, BACKEND, f"C of shape {list(shapes[op.C])}")
         after, written = _activation_within(op, op.Y, network)
         network.let(
             written,
@@ -173,9 +175,9 @@ class OnednnVisitor(Visitor):
 
     def visit_batchnormalization(self, op: Any, network: Form) -> None:
         if op.since_version < 9:
-            raise refuse(op, BACKEND, "versions before 9")
+            raise unsupported(op, BACKEND, "versions before 9")
         if network.training and not getattr(op, "training_mode", 0):
-            raise refuse(op, BACKEND, "given statistics in training")
+            raise unsupported(op, BACKEND, "given statistics in training")
         reader = network.only_reader(op.Y)
         within = reader is not None and reader.op_type == "Relu"
         written = network.within[op.Y] = reader.results[0] if within and reader is not None else op.Y
@@ -212,7 +214,7 @@ class OnednnVisitor(Visitor):
 
     def visit_maxpool(self, op: Any, network: Form) -> None:
         if op.results[1:]:
-            raise refuse(op, BACKEND, "its output 'Indices'")
+            raise unsupported(op, BACKEND, "its output 'Indices'")
         _require_images(op, network, op.X)
         windows = windows_of(op, network.network)
         network.let(op.Y, self._pooling("max", op, windows, network))
@@ -224,7 +226,7 @@ class OnednnVisitor(Visitor):
             a > b for a, b in zip(_ends(windows, network.network.shapes[op.X]), windows.ends, strict=True)
         )
         if op.count_include_pad and beyond:
-            raise refuse(op, BACKEND, "count_include_pad with windows beyond the padding")
+            raise unsupported(op, BACKEND, "count_include_pad with windows beyond the padding")
         kind = "average_with_padding" if op.count_include_pad else "average_inside"
         network.let(op.Y, self._pooling(kind, op, windows, network))
 
@@ -247,7 +249,7 @@ class OnednnVisitor(Visitor):
     def visit_sum(self, op: Any, network: Form) -> None:
         self._require_same_shapes(op, network)
         if len(op.operands) < 2:
-            raise refuse(op, BACKEND, "of one value")
+            raise unsupported(op, BACKEND, "of one value")
         text = network.value(op.operands[0], op)
         for name in op.operands[1:]:
             text = f"net.addition({text}, {network.value(name, op)})"
@@ -256,7 +258,7 @@ class OnednnVisitor(Visitor):
     def _require_same_shapes(self, op: Operation, network: Form) -> None:
         shapes = {network.network.shapes[name] for name in op.operands}
         if len(shapes) != 1 or op.since_version < 7:
-            raise refuse(op, BACKEND, "operands of different shapes, and versions before 7")
+            raise unsupported(op, BACKEND, "operands of different shapes, and versions before 7")
 
     def visit_concat(self, op: Any, network: Form) -> None:
         rank = len(network.network.shapes[op.results[0]])
@@ -269,13 +271,13 @@ class OnednnVisitor(Visitor):
     def visit_flatten(self, op: Any, network: Form) -> None:
         shape = network.network.shapes[op.input]
         if (op.axis if op.axis >= 0 else op.axis + len(shape)) != 1:
-            raise refuse(op, BACKEND, f"axis {op.axis}")
+            raise unsupported(op, BACKEND, f"axis {op.axis}")
         network.let(op.output, f"net.flattened({network.value(op.input, op)}, {network.shape(op.output)})")
 
     def visit_reshape(self, op: Any, network: Form) -> None:
         before, after = network.network.shapes[op.data], network.network.shapes[op.results[0]]
         if len(after) != 2 or before[:1] != after[:1]:
-            raise refuse(op, BACKEND, f"{list(before)} to {list(after)}")
+            raise unsupported(op, BACKEND, f"{list(before)} to {list(after)}")
         network.let(op.results[0], f"net.flattened({network.value(op.data, op)}, {ints(after)})")
 
     def visit_matmul(self, op: Any, network: Form) -> None:
@@ -283,10 +285,10 @@ class OnednnVisitor(Visitor):
         matrix, x = (op.A, op.B) if left else (op.B, op.A)
         constant = matrix in network.network.weights and matrix not in network.network.trained
         if not constant or len(shapes[matrix]) != 2 or len(shapes[x]) != 4:
-            raise refuse(op, BACKEND, "anything but four dimensions and a constant matrix")
+            raise unsupported(op, BACKEND, "anything but four dimensions and a constant matrix")
         if any(reader.op_type != "MatMul" for reader in network.readers[matrix]):
             # Other primitives take their weights into a layout of their own, and the plain ones are freed.
-            raise refuse(op, BACKEND, "a matrix that is used in other ways")
+            raise unsupported(op, BACKEND, "a matrix that is used in other ways")
         network.let(
             op.Y,
             f"net.matrix_product({network.value(x, op)}, {network.weight(matrix, op)}, {_flag(left)}, "
@@ -295,13 +297,13 @@ class OnednnVisitor(Visitor):
 
     def visit_softmax(self, op: Any, network: Form) -> None:
         if op.since_version < 13 or network.training:
-            raise refuse(op, BACKEND, "versions before 13, and training")
+            raise unsupported(op, BACKEND, "versions before 13, and training")
         rank = len(network.network.shapes[op.input])
         network.let(op.output, f"net.softmax({network.value(op.input, op)}, {op.axis % rank})")
 
     def visit_lrn(self, op: Any, network: Form) -> None:
         if network.training or not op.size % 2:
-            raise refuse(op, BACKEND, "training, and even sizes")
+            raise unsupported(op, BACKEND, "training, and even sizes")
         numbers = ", ".join(_single(value) for value in (op.alpha, op.beta, op.bias))
         network.let(
             op.Y, f"net.local_response_normalization({network.value(op.X, op)}, {op.size}, {numbers})"
@@ -309,12 +311,12 @@ class OnednnVisitor(Visitor):
 
     def visit_slice(self, op: Any, network: Form) -> None:
         if op.since_version < 10 or network.training:
-            raise refuse(op, BACKEND, "versions before 10, and training")
+            raise unsupported(op, BACKEND, "versions before 10, and training")
         known = [network.network.constant(op, name or "") for name in (op.starts, op.ends, op.axes, op.steps)]
         starts = np.asarray(known[0]).tolist()
         axes = list(range(len(starts))) if known[2] is None else known[2].tolist()
         if known[3] is not None and set(known[3].tolist()) != {1}:
-            raise refuse(op, BACKEND, "steps other than 1")
+            raise unsupported(op, BACKEND, "steps other than 1")
         shape = network.network.shapes[op.data]
         begins = [0] * len(shape)
         for axis, start in zip(axes, starts, strict=True):
@@ -329,11 +331,11 @@ class OnednnVisitor(Visitor):
 
     def visit_dropout(self, op: Any, network: Form) -> None:
         if op.results[1:] or op.since_version < 12:
-            raise refuse(op, BACKEND, "its output 'mask', and versions before 12")
+            raise unsupported(op, BACKEND, "its output 'mask', and versions before 12")
         mode = network.network.constant(op, op.training_mode or "")
         ratio = network.network.constant(op, op.ratio or "")
         if mode is not None and mode.item() and (ratio is None or ratio.item() != 0):
-            raise refuse(op, BACKEND, "training: this version of oneDNN has no dropout")
+            raise unsupported(op, BACKEND, "training: this version of oneDNN has no dropout")
         self._same(op, network)
 
     def _same(self, op: Operation, network: Form) -> None:
@@ -345,7 +347,7 @@ class OnednnVisitor(Visitor):
     def visit_softmaxcrossentropyloss(self, op: Any, network: Form) -> None:
         plain = op.output == LOSS and op.labels == LABEL and op.reduction == "mean"
         if op.results[1:] or op.weights or not plain:
-            raise refuse(op, BACKEND, "anything but the mean without weights as the loss itself")
+            raise unsupported(op, BACKEND, "anything but the mean without weights as the loss itself")
         ignored = (
             f"{op.ignore_index}"
             if op.ignore_index is not None
@@ -386,7 +388,7 @@ def _clip(op: Any, network: Form) -> str:
 def _require_images(op: Operation, network: Form, x: str) -> None:
     rank = len(network.network.shapes[x])
     if rank not in (3, 4, 5):
-        raise refuse(op, BACKEND, f"{rank - 2} spatial axes")
+        raise unsupported(op, BACKEND, f"{rank - 2} spatial axes")
 
 
 def _text(windows: Windows, ends: Sequence[int] | None = None) -> str:
@@ -483,33 +485,21 @@ def network_source(network: Description) -> str:
 
 def untrainable(network: Description) -> str:
     """Why the program of a network can't train; "" where it can."""
-    if not network.training:
-        return "the network has no 'label' and 'loss'"
-    try:
-        _form(network, Names(_NAMED), True)
-    except UnsupportedOperation as error:
-        return str(error)
-    return ""
+    return reason_against_training(network, lambda: _form(network, Names(_NAMED), True))
 
 
 def _form(network: Description, names: Names, training: bool) -> list[str]:
     operations, result = (network.training, LOSS) if training else (network.inference, LOGITS)
     if not operations:
-        return ["throw std::runtime_error(\"this network has no 'label' and 'loss'\");"]
-    form, visitor = Form(network, names, training, result), OnednnVisitor()
+        return [f"throw std::runtime_error({literal(NO_LOSS)});"]
+    form = Form(network, names, training, result)
     for op in operations:
         for name in op.operands:
             form.readers.setdefault(name, []).append(op)
         for name in op.results:
             form.writers[name] = op
     form.defined.add(IMAGE)
-    parts = []
-    for op in operations:
-        form.lines = []
-        op.accept(visitor, form)
-        parts.append([f"// {describe_node(op)}", *form.lines])
-    variables = {name: names(name) for name in form.defined}
-    variables |= {alias: names(name) for alias, name in form.aliases.items() if name in form.defined}
+    parts, variables = printed(OnednnVisitor(), form, operations)
     kept = names(form.aliases.get(result, result))
     lines = joined(parts, operations, variables, kept)
     first = f"Value {names(IMAGE)} = net.input({list(network.inputs).index(IMAGE)});"

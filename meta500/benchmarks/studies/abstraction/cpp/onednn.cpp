@@ -105,74 +105,18 @@ class OnednnProgram final : public Program, public Builder {
 
     Value convolution(const Value &x, int w, int b, const Windows &at, std::int64_t groups, const Dims &shape,
                       const Activation &after) override {
-        using Forward = dnnl::convolution_forward;
-        const Desc plain_weights = grouped(weights[std::size_t(w)].shape, groups, false);
-        const Dims dilations = less_one(at.dilations);
-        const Forward::primitive_desc made(engine_, kind(), algorithm::convolution_direct, any(x.tensor->desc()),
-                                           any(plain_weights), bias_desc(b), any(shape), at.strides, dilations,
-                                           at.begins, at.ends, followed(after));
-        Value y = value(made.dst_desc(), shape, x.differentiable || is_trained(w));
-        add(Forward(made), {{DNNL_ARG_SRC, laid_out(*x.tensor, made.src_desc()).data},
-                            {DNNL_ARG_WEIGHTS, weights_for(w, plain_weights, made.weights_desc())},
-                            {DNNL_ARG_BIAS, bias(b)},
-                            {DNNL_ARG_DST, y.tensor->data}});
-        derive(y, [=, this](const Tensor &dy) {
-            if (x.differentiable) {
-                using Data = dnnl::convolution_backward_data;
-                const Data::primitive_desc back(engine_, algorithm::convolution_direct, any(x.tensor->desc()),
-                                                any(plain_weights), any(dy.desc()), at.strides, dilations, at.begins,
-                                                at.ends, made);
-                const Tensor dx = tensor(back.diff_src_desc());
-                add(Data(back), {{DNNL_ARG_DIFF_DST, laid_out(dy, back.diff_dst_desc()).data},
-                                 {DNNL_ARG_WEIGHTS, laid_out(kept(w), back.weights_desc()).data},
-                                 {DNNL_ARG_DIFF_SRC, dx.data}});
-                add_gradient(x, dx);
-            }
-            if (is_trained(w)) {
-                using Weights = dnnl::convolution_backward_weights;
-                const Weights::primitive_desc back(engine_, algorithm::convolution_direct, any(x.tensor->desc()),
-                                                   any(plain_weights), bias_desc(b), any(dy.desc()), at.strides,
-                                                   dilations, at.begins, at.ends, made);
-                weight_gradients(Weights(back), back, x, w, b, dy);
-            }
-        });
-        return y;
+        return windowed<dnnl::convolution_forward, dnnl::convolution_backward_data,
+                        dnnl::convolution_backward_weights>(
+            algorithm::convolution_direct, x, w, b, at, grouped(weights[std::size_t(w)].shape, groups, false), shape,
+            after);
     }
 
     Value transposed_convolution(const Value &x, int w, int b, const Windows &at, std::int64_t groups,
                                  const Dims &shape, const Activation &after) override {
-        using Forward = dnnl::deconvolution_forward;
-        const Desc plain_weights = grouped(weights[std::size_t(w)].shape, groups, true);
-        const Dims dilations = less_one(at.dilations);
-        const Forward::primitive_desc made(engine_, kind(), algorithm::deconvolution_direct, any(x.tensor->desc()),
-                                           any(plain_weights), bias_desc(b), any(shape), at.strides, dilations,
-                                           at.begins, at.ends, followed(after));
-        Value y = value(made.dst_desc(), shape, x.differentiable || is_trained(w));
-        add(Forward(made), {{DNNL_ARG_SRC, laid_out(*x.tensor, made.src_desc()).data},
-                            {DNNL_ARG_WEIGHTS, weights_for(w, plain_weights, made.weights_desc())},
-                            {DNNL_ARG_BIAS, bias(b)},
-                            {DNNL_ARG_DST, y.tensor->data}});
-        derive(y, [=, this](const Tensor &dy) {
-            if (x.differentiable) {
-                using Data = dnnl::deconvolution_backward_data;
-                const Data::primitive_desc back(engine_, algorithm::deconvolution_direct, any(x.tensor->desc()),
-                                                any(plain_weights), any(dy.desc()), at.strides, dilations, at.begins,
-                                                at.ends, made);
-                const Tensor dx = tensor(back.diff_src_desc());
-                add(Data(back), {{DNNL_ARG_DIFF_DST, laid_out(dy, back.diff_dst_desc()).data},
-                                 {DNNL_ARG_WEIGHTS, laid_out(kept(w), back.weights_desc()).data},
-                                 {DNNL_ARG_DIFF_SRC, dx.data}});
-                add_gradient(x, dx);
-            }
-            if (is_trained(w)) {
-                using Weights = dnnl::deconvolution_backward_weights;
-                const Weights::primitive_desc back(engine_, algorithm::deconvolution_direct, any(x.tensor->desc()),
-                                                   any(plain_weights), bias_desc(b), any(dy.desc()), at.strides,
-                                                   dilations, at.begins, at.ends, made);
-                weight_gradients(Weights(back), back, x, w, b, dy);
-            }
-        });
-        return y;
+        return windowed<dnnl::deconvolution_forward, dnnl::deconvolution_backward_data,
+                        dnnl::deconvolution_backward_weights>(
+            algorithm::deconvolution_direct, x, w, b, at, grouped(weights[std::size_t(w)].shape, groups, true), shape,
+            after);
     }
 
     Value inner_product(const Value &x, int w, int b, const Dims &shape, const Activation &after) override {
@@ -474,6 +418,40 @@ class OnednnProgram final : public Program, public Builder {
     }
 
   private:
+    // A convolution, or a transposed one: Forward, Data and Weights are the primitives of its three passes.
+    template <class Forward, class Data, class Weights>
+    Value windowed(algorithm method, const Value &x, int w, int b, const Windows &at, const Desc &plain_weights,
+                   const Dims &shape, const Activation &after) {
+        const Dims dilations = less_one(at.dilations);
+        const typename Forward::primitive_desc made(engine_, kind(), method, any(x.tensor->desc()),
+                                           any(plain_weights), bias_desc(b), any(shape), at.strides, dilations,
+                                           at.begins, at.ends, followed(after));
+        Value y = value(made.dst_desc(), shape, x.differentiable || is_trained(w));
+        add(Forward(made), {{DNNL_ARG_SRC, laid_out(*x.tensor, made.src_desc()).data},
+                            {DNNL_ARG_WEIGHTS, weights_for(w, plain_weights, made.weights_desc())},
+                            {DNNL_ARG_BIAS, bias(b)},
+                            {DNNL_ARG_DST, y.tensor->data}});
+        derive(y, [=, this](const Tensor &dy) {
+            if (x.differentiable) {
+                const typename Data::primitive_desc back(engine_, method, any(x.tensor->desc()),
+                                                any(plain_weights), any(dy.desc()), at.strides, dilations, at.begins,
+                                                at.ends, made);
+                const Tensor dx = tensor(back.diff_src_desc());
+                add(Data(back), {{DNNL_ARG_DIFF_DST, laid_out(dy, back.diff_dst_desc()).data},
+                                 {DNNL_ARG_WEIGHTS, laid_out(kept(w), back.weights_desc()).data},
+                                 {DNNL_ARG_DIFF_SRC, dx.data}});
+                add_gradient(x, dx);
+            }
+            if (is_trained(w)) {
+                const typename Weights::primitive_desc back(engine_, method, any(x.tensor->desc()),
+                                                   any(plain_weights), bias_desc(b), any(dy.desc()), at.strides,
+                                                   dilations, at.begins, at.ends, made);
+                weight_gradients(Weights(back), back, x, w, b, dy);
+            }
+        });
+        return y;
+    }
+
     struct Weight {
         Desc plain;       // the layout of the file, in the dimensions of the primitive
         memory kept;      // what the primitives read, and training updates
