@@ -20,6 +20,7 @@ from meta500.benchmarks.studies.abstraction.found import (
     titles,
 )
 from meta500.benchmarks.studies.abstraction.level import CUDA, INFERENCE, TRAINING
+from meta500.benchmarks.studies.abstraction.settings import ENOUGH_PROCESSES
 from meta500.benchmarks.studies.select import select
 from meta500.benchmarks.tables import duration
 from meta500.metrics.plots.style import number
@@ -37,8 +38,6 @@ from meta500.metrics.rows import Row
 ORDER = 5.0
 # "Approximately the same": within this factor.
 SAME = 1.1
-# By so much processes of one program differ that do the same: layout of the heap, libraries paged in.
-PROCESSES = 1.02
 
 
 def findings(rows: Sequence[Row]) -> list[Finding]:
@@ -67,9 +66,6 @@ def together(verdicts: Sequence[str]) -> str:
     if CONTRADICTS in verdicts:
         return CONTRADICTS
     return AGREES if all(verdict == AGREES for verdict in verdicts) else UNDECIDED
-
-
-_BETWEEN_PROCESSES = f"a difference of up to {PROCESSES - 1:.0%} may be that of two processes"
 
 
 def slower(rows: Sequence[Row]) -> Finding:
@@ -137,8 +133,7 @@ def narrowing(first: tuple[float, float], last: tuple[float, float]) -> str:
 
 def same_memory(rows: Sequence[Row]) -> Finding:
     """PyTorch and LibTorch need about the same memory."""
-    same = f"taken as: within {SAME - 1:.0%}; {_BETWEEN_PROCESSES}"
-    claim = f"PyTorch and LibTorch use about the same memory ({same})"
+    claim = f"PyTorch and LibTorch use about the same memory (taken as: within {SAME - 1:.0%})"
 
     def verdict(low: float, high: float) -> str:
         if low >= 1 / SAME and high <= SAME:
@@ -150,7 +145,7 @@ def same_memory(rows: Sequence[Row]) -> Finding:
 
 def less_memory(rows: Sequence[Row]) -> Finding:
     """TorchScript and the vendor's library need less."""
-    claim = f"TorchScript and the vendor's library use less memory than PyTorch ({_BETWEEN_PROCESSES})"
+    claim = "TorchScript and the vendor's library use less memory than PyTorch"
 
     def verdict(low: float, high: float) -> str:
         return stands(low, high, 1.0, claimed_above=False)
@@ -166,6 +161,7 @@ def _memory(
     accelerated = any(row.device.startswith(CUDA) for row in scanned(rows, "network_memory"))
     found = right(rows, "device_memory" if accelerated else "network_memory")
     parts, verdicts, unknown = [], [], []
+    fewest = ENOUGH_PROCESSES
     for name in levels:
         ratios = []
         for row in (r for r in found if r.backend == name):
@@ -177,7 +173,10 @@ def _memory(
                 continue
             (low, high), (base_low, base_high) = ends(row), ends(base)
             ratios.append((_value(row) / _value(base), low / base_high, high / base_low, point_of(row)))
-        verdicts += [verdict(low / PROCESSES, high * PROCESSES) for _, low, high, _ in ratios]
+            # One process says little about another one of the same level.
+            enough = min(len(row.samples), len(base.samples)) >= ENOUGH_PROCESSES
+            fewest = min(fewest, len(row.samples) or 1, len(base.samples) or 1)
+            verdicts.append(verdict(low / base_high, high / base_low) if enough else UNDECIDED)
         if ratios:
             smallest, largest = min(ratios), max(ratios)
             text = f"{titles(rows)[name]} {_ratio(*smallest[:3])} times as much at {smallest[3].words}"
@@ -196,6 +195,11 @@ def _memory(
         "What the process has on the GPU" if accelerated else "What the network adds to its process's memory"
     )
     text = f"{taken}, relative to PyTorch eager: {'; '.join(parts)}.{lost}"
+    if fewest < ENOUGH_PROCESSES:
+        text += (
+            f" {_count(fewest, 'process')} of a level decide{'s' if fewest == 1 else ''} nothing; "
+            f"{ENOUGH_PROCESSES} do."
+        )
     return Finding(text, claim, where, together(verdicts))
 
 
@@ -214,11 +218,17 @@ def trained(rows: Sequence[Row]) -> Finding:
         return Finding(text, claim, where, CONTRADICTS)
     if not found:
         return Finding(_nothing("training with TorchScript"), claim, where, NOT_MEASURED)
-    wrong = any(row.verdict == "wrong" for row in found)
+    wrong = next((row for row in found if row.verdict == "wrong"), None)
+    if wrong is not None and wrong.error is not None and wrong.tolerance is not None:
+        text = (
+            f"TorchScript trains wrongly at {point_of(wrong).words}: its first loss, or what the first "
+            f"update makes of it, is off by {number(wrong.error)} (relative), and by at most "
+            f"{number(wrong.tolerance)} it is right."
+        )
+        return Finding(text, claim, where, UNDECIDED)
     reason = found[-1].note
     verdict = AGREES if found[-1].verdict == "unsupported" and "train" in reason else UNDECIDED
-    what = "gives a wrong loss" if wrong else "was not trained"
-    return Finding(f"TorchScript {what}: {reason}.", claim, where, UNDECIDED if wrong else verdict)
+    return Finding(f"TorchScript was not trained: {reason}.", claim, where, verdict)
 
 
 def accuracy(rows: Sequence[Row]) -> Finding:

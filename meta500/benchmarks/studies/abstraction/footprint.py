@@ -1,7 +1,8 @@
-"""Memory and allocations of a level's step, each in a process of its own whose allocations are counted."""
+"""Memory and allocations of a level's step, in processes of their own whose allocations are counted."""
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,10 @@ from meta500.errors import UserError
 from meta500.metrics.rows import Row
 from meta500.metrics.statistics import median_interval
 
-OWN_PROCESS = "process of its own"
+OWN_PROCESS = "processes of its own"
 _KEY = "footprint"
 _STEPS = 3
-# As few as give an interval of 95 %.
-_REPEATS = 6
+_READINGS = 3
 _PEAK = "highest resident memory of a step, the libraries' own included"
 _NETWORK = "highest resident memory of a step, less that with the libraries loaded and no network"
 _CALLS = "requests to malloc and its kin and anonymous mmap in one step; small Python objects are not seen"
@@ -43,6 +43,7 @@ def measure_footprint(
     emit: Emit,
     at_once: int = 2,
     uncounted: str = "",
+    processes: int = 1,
 ) -> None:
     """Rows "peak_memory", "network_memory" (B), "allocations" (1) and "allocated_bytes" (B) of one step.
 
@@ -54,12 +55,14 @@ def measure_footprint(
         emit: receives the rows.
         at_once: so many levels.
         uncounted: why allocations are not counted.
+        processes: of each level, one after the other; the samples are theirs, since what one process needs
+            again and again says little about another one's.
     """
     members = [m for m in crew.present if phase == INFERENCE or not m.untrainable]
 
     def ask(member: Member) -> dict[str, Any]:
         try:
-            return _footprint(member, subject, phase, folder, not uncounted)
+            return _footprint(member, subject, phase, folder, not uncounted, processes)
         finally:
             member.end()
 
@@ -73,18 +76,25 @@ def measure_footprint(
         _emit(columns, {"unavailable": member.missing or member.untrainable}, uncounted, emit)
 
 
-def _footprint(member: Member, subject: Subject, phase: str, folder: Path, counted: bool) -> dict[str, Any]:
+def _footprint(
+    member: Member, subject: Subject, phase: str, folder: Path, counted: bool, processes: int
+) -> dict[str, Any]:
     own = Path(folder, f"footprint-{member.name}-{phase}")
     own.mkdir(exist_ok=True)
     job = Job(subject.model, subject.inputs, phase, member.threads, member.device, str(own))
-    made = member.ask("make", key=_KEY, job=job.columns())
-    if "unavailable" in made:
-        return {"unavailable": made["unavailable"]}
-    member.ask("results", key=_KEY, count=_STEPS, path=str(own / "results.npy"))
-    marks = [member.ask("memory", key=_KEY, count=1) for _ in range(_REPEATS)]
-    found: dict[str, Any] = {"peak": [m["peak"] for m in marks], "before": marks[0]["before"]}
-    if counted:
-        found["counts"] = member.ask("allocations", key=_KEY, count=_STEPS)
+    found: dict[str, Any] = {"peak": [], "more": []}
+    for number in range(processes):
+        made = member.ask("make", key=_KEY, job=job.columns())
+        if "unavailable" in made:
+            return {"unavailable": made["unavailable"]}
+        member.ask("results", key=_KEY, count=_STEPS, path=str(own / "results.npy"))
+        marks = [member.ask("memory", key=_KEY, count=1) for _ in range(_READINGS)]
+        peak = float(statistics.median(mark["peak"] for mark in marks))
+        found["peak"].append(peak)
+        found["more"].append(max(peak - marks[0]["before"], 0.0))
+        if counted and number == 0:
+            found["counts"] = member.ask("allocations", key=_KEY, count=_STEPS)
+        member.end()
     return found
 
 
@@ -94,17 +104,17 @@ def _emit(columns: dict[str, Any], found: dict[str, Any], uncounted: str, emit: 
         verdict = "failed" if "failed" in found else "unsupported"
         emit(Row(**columns, quantity="peak_memory", unit="B", value=None, verdict=verdict, note=reason))
         return
-    more = [max(float(peak - found["before"]), 0.0) for peak in found["peak"]]
     for quantity, samples, note in (
         ("peak_memory", found["peak"], _PEAK),
-        ("network_memory", more, _NETWORK),
+        ("network_memory", found["more"], _NETWORK),
     ):
         taken: dict[str, Any] = {
             "samples": tuple(samples),
             "repeats": len(samples),
             **asdict(median_interval(samples)),
         }
-        emit(Row(**columns, quantity=quantity, unit="B", note=note, **taken))
+        several = "a sample is a process" if len(samples) > 1 else "of one process"
+        emit(Row(**columns, quantity=quantity, unit="B", note=f"{note}; {several}", **taken))
     if "counts" not in found:
         none: dict[str, Any] = {
             "quantity": "allocations",

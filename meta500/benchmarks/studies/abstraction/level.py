@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meta500.graph import Model
 
 INFERENCE, TRAINING = "inference", "training_step"
-# Plain stochastic gradient descent without momentum or decay: w <- w - LEARNING_RATE * grad.
+# Of jobs for which no other is chosen; see :func:`.reference.learning`.
 LEARNING_RATE = 1e-3
 CPU, CUDA = "cpu", "cuda"
 
@@ -49,6 +49,8 @@ class Job:
         threads: that compute.
         device: "cpu", "cuda" or "cuda:N".
         folder: an empty folder for the level's own files; deleted when the level is closed.
+        learning_rate: of plain stochastic gradient descent without momentum or decay:
+            w <- w - learning_rate * grad.
     """
 
     model: str
@@ -57,6 +59,7 @@ class Job:
     threads: int
     device: str
     folder: str
+    learning_rate: float = LEARNING_RATE
 
     def network(self) -> Model:
         """The network with its weights."""
@@ -98,8 +101,8 @@ class Session(ABC):
 
         Returns:
             Inference: the logits, (batch, classes) float32. Training (forward in training form, loss,
-            backward, SGD with :data:`LEARNING_RATE`): the loss before the update, a scalar; the weights, and
-            the running statistics of batch normalisation, are changed.
+            backward, SGD with the job's learning rate): the loss before the update, a scalar; the weights,
+            and the running statistics of batch normalisation, are changed.
         """
 
     def run(self, count: int) -> float:

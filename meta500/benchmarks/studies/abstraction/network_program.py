@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from meta500.backends.windows import Windows, sliding
-from meta500.benchmarks.studies.abstraction.level import INFERENCE, LEARNING_RATE, Job, Session
+from meta500.benchmarks.studies.abstraction.level import INFERENCE, Job, Session
 from meta500.benchmarks.workers import Worker
 from meta500.errors import UnsupportedOperation, UserError
 from meta500.graph import Model, Operation, TensorType, Visitor
@@ -360,7 +360,7 @@ class ProgramSession(Session):
                     inputs=str(inputs),
                     training=self._training,
                     threads=job.threads,
-                    rate=LEARNING_RATE,
+                    rate=job.learning_rate,
                 )
             )
         except BaseException:

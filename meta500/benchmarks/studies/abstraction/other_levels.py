@@ -9,7 +9,6 @@ import numpy as np
 from meta500.benchmarks.studies.abstraction.level import (
     CPU,
     INFERENCE,
-    LEARNING_RATE,
     Job,
     Level,
     Session,
@@ -33,7 +32,7 @@ class NetworkSession(Session):
         self._image = {"image": self._arrays["image"]}
         self._optimizer = None
         if job.phase != INFERENCE:
-            self._optimizer = self._network.native_optimizer("sgd", learning_rate=LEARNING_RATE)
+            self._optimizer = self._network.native_optimizer("sgd", learning_rate=job.learning_rate)
 
     def step(self) -> np.ndarray:
         if self._optimizer is None:

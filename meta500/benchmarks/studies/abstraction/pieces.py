@@ -14,8 +14,14 @@ from meta500.benchmarks.studies.abstraction.dispatch import measure_dispatch
 from meta500.benchmarks.studies.abstraction.footprint import counted_environment, measure_footprint
 from meta500.benchmarks.studies.abstraction.level import CPU, INFERENCE, TRAINING
 from meta500.benchmarks.studies.abstraction.limits import too_much
-from meta500.benchmarks.studies.abstraction.measure import in_folder, measure_steps, unsupported
-from meta500.benchmarks.studies.abstraction.settings import Settings
+from meta500.benchmarks.studies.abstraction.measure import (
+    MOST_TOLERANCE,
+    SENSITIVITIES,
+    in_folder,
+    measure_steps,
+    unsupported,
+)
+from meta500.benchmarks.studies.abstraction.settings import Pace, Settings
 from meta500.benchmarks.studies.abstraction.subject import Subject, needs, network_options, written
 from meta500.benchmarks.studies.study import ABSTRACTION, Piece, Study
 from meta500.metrics.rows import Row
@@ -152,7 +158,7 @@ def _footprint(settings: Settings, point: Point, phase: str, emit: Emit) -> None
         at_once = _AT_ONCE if settings.device == CPU else 1
         environment, uncounted = counted_environment(folder)
         with _crew(settings, environment) as crew:
-            measure_footprint(crew, subject, phase, folder, emit, at_once, uncounted)
+            measure_footprint(crew, subject, phase, folder, emit, at_once, uncounted, settings.pace.processes)
 
     with _crew(settings) as crew:
         _at_point(settings, point, phase, emit, crew, measure)
@@ -237,21 +243,32 @@ def _protocol(settings: Settings) -> list[str]:
         "memory than is free.",
         "Before it is timed each level's result is compared with float64: logits within 16 eps "
         "sqrt(n), n the terms of the sums behind a logit; of training the first loss, and its decrease "
-        "by the first update, within 1 % (beyond what float32 rounds the loss to). A level that is "
-        "wrong has no ratio and no place in a ranking.",
+        "by the first update, within 1 % (beyond what float32 rounds the loss to), or within "
+        f"{SENSITIVITIES:g} times what weights that are wrong by one eps make of them in float64; where that "
+        f"is more than {MOST_TOLERANCE:.0%}, gradients are not compared. A level that is "
+        "wrong, or was not compared, has no ratio and no place in a ranking.",
         f"Levels take turns, in an order shuffled anew in each of {pace.rounds} rounds after "
         f"{pace.warmup} of warm-up, after a rest of {pace.settle:g} s; a turn is {pace.turn:g} s of "
         "steps, at least one. Times are medians with order-statistic intervals, ratios are paired by "
         f"round. Making a session and its first step are reported apart{together}.",
-        f"Training is forward in training form, cross-entropy, backward, and plain SGD{trained}. Dropout "
-        "keeps its operators and drops nothing, as no two levels would drop the same.",
+        "Training is forward in training form, cross-entropy, backward, and plain SGD, by a learning rate "
+        f"with which the first update lowers the loss by about 2 % (rows name it){trained}. Dropout keeps "
+        "its operators and drops nothing, as no two levels would drop the same.",
         "Memory and allocations come from further processes, which are not timed, with a small library "
         "preloaded that counts malloc and its kin and anonymous mmap. Peak memory is the kernel's "
         "high-water mark of resident memory, put back after the first steps, so that compilation does "
-        "not count, and read after each of six more; their interval is that of one "
-        "process, which the verdicts widen by 2 %.",
+        f"not count, and is read after each of three more; {_processes(pace)}",
         "The cost of an operator is the slope of the time over the length of chains of tiny operators.",
     ]
+
+
+def _processes(pace: Pace) -> str:
+    if pace.processes == 1:
+        return "one process per level shows it, which decides nothing, as another one may need more or less."
+    return (
+        f"its median is one of {pace.processes} samples, each of a process of its own, as one process says "
+        "little about the next. Intervals reach from the smallest to the largest sample."
+    )
 
 
 def _listed(values: tuple[int, ...]) -> str:

@@ -1,14 +1,40 @@
-"""What all levels should give: the same steps in float64."""
+"""What all levels should give: the same steps in float64, and how well float32 can give the same."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
-from meta500.benchmarks.studies.abstraction.level import INFERENCE, LEARNING_RATE, Job
+from meta500.benchmarks.studies.abstraction.level import CPU, INFERENCE, LEARNING_RATE, Job
+
+if TYPE_CHECKING:
+    from torch import nn
 
 NUMPY, TORCH = "numpy, float64", "PyTorch eager, float64"
 # Multiply-adds of one inference up to which the reference is independent of PyTorch; numpy is slow.
 NUMPY_MULTIPLY_ADDS = 2e9
+# Of the loss, by which the first update is to lower it: enough to be seen in float32, and little enough not
+# to overshoot, where the loss of the second step follows from the rounding of the first.
+_DECREASE = 0.02
+_SHAKES = 2
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a network is trained so that its first two losses say something about its gradients.
+
+    Attributes:
+        rate: learning rate of SGD; the update by it lowers the loss by about 2 %.
+        sensitivity: largest relative deviation of the first loss, or of its change by the update, when all
+            weights are wrong by one eps of float32 at random.
+    """
+
+    rate: float
+    sensitivity: float
 
 
 def float64_results(job: Job, count: int, by: str) -> np.ndarray:
@@ -24,12 +50,7 @@ def float64_results(job: Job, count: int, by: str) -> np.ndarray:
         Logits (count, batch, classes) of inference, or losses (count,) of training; float64.
     """
     if by == TORCH:
-        import torch
-
-        from meta500.benchmarks.studies.abstraction.torch_session import TorchSession, eager
-
-        session = TorchSession(job, eager, torch.float64)
-        return np.stack([np.array(session.step(), np.float64) for _ in range(count)])
+        return _torch_results(job, count)
     from meta500.backends.network import network
 
     arrays = job.arrays()
@@ -38,6 +59,91 @@ def float64_results(job: Job, count: int, by: str) -> np.ndarray:
         if job.phase == INFERENCE:
             logits = net.inference({"image": arrays["image"]}, outputs=["logits"])["logits"]
             return np.stack([logits] * count)
-        optimizer = net.native_optimizer("sgd", learning_rate=LEARNING_RATE)
+        optimizer = net.native_optimizer("sgd", learning_rate=job.learning_rate)
         losses = [optimizer.train(arrays, outputs=["loss"])["loss"] for _ in range(count)]
         return np.asarray(losses, np.float64).reshape(count)
+
+
+def reference(job: Job, count: int, by: str) -> tuple[np.ndarray, Learning]:
+    """Results of the first steps, and how the network is trained for them.
+
+    Args:
+        job: what to run; training is done with a learning rate chosen for it. count, by: as
+            :func:`float64_results` takes them.
+    """
+    if job.phase == INFERENCE:
+        return float64_results(job, count, by), Learning(job.learning_rate, 0.0)
+    job = replace(job, learning_rate=learning_rate(job))
+    losses = float64_results(job, count, by)
+    return losses, Learning(job.learning_rate, sensitivity(job, losses))
+
+
+def learning_rate(job: Job) -> float:
+    """The learning rate, to two digits, by which one update lowers the loss by 2 % to first order.
+
+    Along the negative gradient g the loss falls by rate |g|^2. :data:`.level.LEARNING_RATE` where there is no
+    gradient, or no finite one.
+    """
+    norms: list[float] = []
+
+    def keep(module: nn.Module) -> None:
+        def add(gradient: Any) -> None:
+            norms.append(float((gradient * gradient).sum()))
+
+        for parameter in module.parameters():
+            parameter.register_hook(add)
+
+    loss = abs(float(_torch_results(job, 1, keep)[0]))
+    squared = sum(norms)
+    if not (squared > 0 and math.isfinite(squared) and loss > 0 and math.isfinite(loss)):
+        return LEARNING_RATE
+    return float(f"{_DECREASE * loss / squared:.1e}")
+
+
+def sensitivity(job: Job, exact: np.ndarray) -> float:
+    """How far float32 can take the first loss and its change by the first update.
+
+    Args:
+        job: training.
+        exact: losses (2,) of its first two steps in float64.
+
+    Returns:
+        The largest relative deviation of one of the two over several networks, in float64, whose weights are
+        each wrong by one eps of float32, up or down at random; infinite where one is not finite.
+    """
+    import torch
+
+    eps = float(np.finfo(np.float32).eps)
+    worst = 0.0
+    for seed in range(_SHAKES):
+        generator = torch.Generator().manual_seed(seed)
+
+        def shake(module: nn.Module, generator: torch.Generator = generator) -> None:
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
+                    parameter.mul_(1 + eps * signs.to(parameter.dtype))
+
+        found = _torch_results(job, 2, shake)
+        for value, right in ((found[0], exact[0]), (found[1] - found[0], exact[1] - exact[0])):
+            deviation = float(abs(value - right) / max(abs(right), 1e-30))
+            worst = max(worst, deviation if math.isfinite(deviation) else math.inf)
+    return worst
+
+
+def _torch_results(job: Job, count: int, prepare: Callable[[nn.Module], None] | None = None) -> np.ndarray:
+    import torch
+
+    from meta500.benchmarks.studies.abstraction.torch_session import Tensors, TorchSession
+
+    def lower(module: nn.Module, fed: Tensors) -> nn.Module:
+        if prepare is not None:
+            prepare(module)
+        return module
+
+    assert job.device == CPU
+    session = TorchSession(job, lower, torch.float64)
+    try:
+        return np.stack([np.array(session.step(), np.float64) for _ in range(count)])
+    finally:
+        session.close()

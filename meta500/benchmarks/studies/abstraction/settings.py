@@ -23,6 +23,11 @@ NOT_QUICK_TRAINING = ("compile",)
 _FIXED_SIZE = 64
 
 
+# The ranges of so many samples of two equal levels lie apart in 2 of 924 cases: few enough for all points of
+# a scan.
+ENOUGH_PROCESSES = 6
+
+
 @dataclass(frozen=True)
 class Pace:
     """How long is measured.
@@ -34,6 +39,7 @@ class Pace:
         step_limit: seconds of one step of the baseline, predicted, beyond which a point is left out.
         order_limit: seconds that making a session, or one turn, may take.
         at_once: levels that are made, and run their first steps, at the same time.
+        processes: of each level, from which its memory is known.
         elementwise, blocks: numbers of operators, and of residual blocks, in the chains; none: no such chain.
     """
 
@@ -44,12 +50,13 @@ class Pace:
     step_limit: float
     order_limit: float
     at_once: int
+    processes: int
     elementwise: tuple[int, ...]
     blocks: tuple[int, ...]
 
 
-QUICK = Pace(7, 1, 0.02, 0.05, 0.5, 120.0, 2, (), (2, 8))
-FULL = Pace(15, 2, 0.05, 0.13, 10.0, 900.0, 1, (8, 32, 128), (2, 8, 32))
+QUICK = Pace(7, 1, 0.02, 0.05, 0.5, 120.0, 2, 1, (), (2, 8))
+FULL = Pace(15, 2, 0.05, 0.13, 10.0, 900.0, 1, ENOUGH_PROCESSES, (8, 32, 128), (2, 8, 32))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from meta500.backends.torch.module import torch_module
 from meta500.benchmarks.studies.abstraction.level import (
     CPU,
     INFERENCE,
-    LEARNING_RATE,
     Job,
     Session,
     Unavailable,
@@ -76,7 +75,7 @@ class TorchSession(Session):
             # The arithmetic of the other levels: float32 without TF32.
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self._device = torch.device(job.device)
-        self._optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE) if training else None
+        self._optimizer = torch.optim.SGD(module.parameters(), lr=job.learning_rate) if training else None
         self._call: Callable[..., torch.Tensor] | None = lower(module, self._fed())
 
     def _fed(self) -> Tensors:

@@ -140,13 +140,17 @@ def drop(order: Mapping[str, Any]) -> None:
     gc.collect()
 
 
-def reference(order: Mapping[str, Any]) -> None:
-    """Results of "count" steps of a "job" in float64, stacked, as "path" (.npy); see
-    :mod:`~meta500.benchmarks.studies.abstraction.reference`."""
-    from meta500.benchmarks.studies.abstraction.reference import float64_results
+def reference(order: Mapping[str, Any]) -> dict[str, float]:
+    """Results of "count" steps of a "job" in float64, stacked, as "path" (.npy).
 
-    found = float64_results(Job(**order["job"]), order["count"], order["by"])
+    Returns:
+        The fields of :class:`.reference.Learning`.
+    """
+    from meta500.benchmarks.studies.abstraction import reference
+
+    found, learning = reference.reference(Job(**order["job"]), order["count"], order["by"])
     np.save(order["path"], found, allow_pickle=False)
+    return asdict(learning)
 
 
 def resident() -> int:

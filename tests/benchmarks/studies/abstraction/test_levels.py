@@ -9,10 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import meta500
 from meta500.benchmarks.studies.abstraction import Settings, plan, sections
-from meta500.benchmarks.studies.abstraction.level import LEVELS, Job, Unavailable, level
+from meta500.benchmarks.studies.abstraction.level import LEARNING_RATE, LEVELS, Job, Unavailable, level
 from meta500.benchmarks.studies.abstraction.measure import LOSS_TOLERANCE, loss_error
-from meta500.benchmarks.studies.abstraction.reference import NUMPY, TORCH, float64_results
+from meta500.benchmarks.studies.abstraction.reference import (
+    NUMPY,
+    TORCH,
+    float64_results,
+    learning_rate,
+    reference,
+)
 from meta500.benchmarks.studies.abstraction.settings import Pace
 from meta500.benchmarks.studies.abstraction.subject import written
 from meta500.benchmarks.studies.select import select
@@ -22,7 +29,7 @@ from meta500.metrics.rows import Row
 from meta500.models import create
 
 LOSS = "SoftmaxCrossEntropyLoss"
-_PACE = Pace(3, 1, 0.001, 0.0, 10.0, 120.0, 2, (), (1, 2))
+_PACE = Pace(3, 1, 0.001, 0.0, 10.0, 120.0, 2, 2, (), (1, 2))
 _CHEAP = ("eager", "torchscript", "export")
 
 
@@ -112,6 +119,33 @@ def test_both_references_agree(tmp_path: Path) -> None:
         np.testing.assert_allclose(
             float64_results(job, 2, TORCH), float64_results(job, 2, NUMPY), rtol=1e-9, atol=1e-12
         )
+
+
+@pytest.mark.parametrize("network", ["digits_cnn", "mlp"])
+def test_the_first_update_lowers_the_loss_by_about_two_percent(network: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    job = _job(tmp_path, "training_step", network)
+    arrays = {**job.arrays(), "image": job.arrays()["image"].astype(np.float64)}
+    with meta500.network(job.network(), backend="numpy", precision="float64") as net:
+        loss = net.inference_and_backprop(arrays, loss="loss", outputs=["loss"])["loss"]
+        squared = sum(np.square(g).sum() for g in net.fetch_tensors(list(dict(net.gradient()).values())))
+    assert learning_rate(job) == float(f"{0.02 * loss / squared:.1e}")
+    losses, learning = reference(job, 2, NUMPY)
+    assert learning.rate == learning_rate(job)
+    assert 0.01 < 1 - losses[1] / losses[0] < 0.03
+    # Weights wrong by one eps change the losses by some eps, and the difference by some more.
+    assert 0 < learning.sensitivity < 1e-3
+
+
+def test_without_a_gradient_the_learning_rate_is_the_usual_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    job = _job(tmp_path, "training_step", "mlp")
+    model = job.network()
+    zeros = {name: np.zeros_like(array) for name, array in model.graph.initializers.items()}
+    model.with_graph(replace(model.graph, initializers=zeros)).save(job.model)
+    with np.load(job.inputs) as arrays:
+        np.savez(job.inputs, image=np.full_like(arrays["image"], np.inf), label=arrays["label"])
+    assert learning_rate(job) == LEARNING_RATE
 
 
 def test_what_cannot_train_says_why_and_refuses(tmp_path: Path) -> None:

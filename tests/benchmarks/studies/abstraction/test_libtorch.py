@@ -9,7 +9,6 @@ from meta500.benchmarks.studies.abstraction.level import (
     CPU,
     CUDA,
     INFERENCE,
-    LEARNING_RATE,
     TRAINING,
     Unavailable,
 )
@@ -197,7 +196,7 @@ def test_training_equals_the_torch_backend(name: str, job_of) -> None:
     finally:
         session.close()
     with network(model, backend="torch", threads=1) as net:
-        optimizer = net.native_optimizer("sgd", learning_rate=LEARNING_RATE)
+        optimizer = net.native_optimizer("sgd", learning_rate=job.learning_rate)
         losses = [float(optimizer.train(arrays, outputs=["loss"])["loss"]) for _ in range(2)]
         weights = dict(zip(moved, net.fetch_tensors(list(moved)), strict=True))
     np.testing.assert_allclose(found, losses, rtol=1e-5)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +19,17 @@ from meta500.benchmarks.studies.abstraction.footprint import counted_environment
 from meta500.benchmarks.studies.abstraction.level import Job
 from meta500.benchmarks.studies.abstraction.measure import (
     LOSS_ROUNDING,
+    LOSS_TOLERANCE,
+    MOST_TOLERANCE,
+    SENSITIVITIES,
+    Expected,
     Runner,
     dropping,
     judged,
     loss_error,
     measure_steps,
 )
-from meta500.benchmarks.studies.abstraction.reference import NUMPY, float64_results
+from meta500.benchmarks.studies.abstraction.reference import NUMPY, Learning, float64_results, reference
 from meta500.benchmarks.studies.abstraction.settings import Pace
 from meta500.benchmarks.studies.abstraction.subject import Subject, written
 from meta500.benchmarks.studies.select import one, select
@@ -32,7 +38,7 @@ from meta500.metrics.rows import Row
 from meta500.models import create
 
 _ROUNDING = LOSS_ROUNDING * 2.0
-_PACE = Pace(3, 1, 0.001, 0.0, 10.0, 120.0, 2, (2, 4), (1, 2))
+_PACE = Pace(3, 1, 0.001, 0.0, 10.0, 120.0, 2, 2, (2, 4), (1, 2))
 
 _FAKES = """
 import os
@@ -110,7 +116,8 @@ def subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Subject:
         for phase in ("inference", "training_step")
     )
     logits = float64_results(inference, 1, NUMPY)[0]
-    np.savez(folder / "known.npz", logits=logits, losses=float64_results(training, 2, NUMPY))
+    losses, _ = reference(training, 2, NUMPY)
+    np.savez(folder / "known.npz", logits=logits, losses=losses)
     monkeypatch.setenv("KNOWN", str(folder / "known.npz"))
     return found
 
@@ -162,7 +169,7 @@ def test_memory_and_allocations_are_those_of_the_process_that_computes(
     environment, uncounted = counted_environment(tmp_path)
     assert not uncounted
     with Crew([*fakes[:1], *fakes[3:]], 1, "cpu", 120.0, environment) as crew:
-        measure_footprint(crew, subject, "inference", tmp_path, rows.append)
+        measure_footprint(crew, subject, "inference", tmp_path, rows.append, processes=2)
     peak = one(rows, quantity="peak_memory", backend="eager")
     network = one(rows, quantity="network_memory", backend="eager")
     assert peak is not None
@@ -172,7 +179,8 @@ def test_memory_and_allocations_are_those_of_the_process_that_computes(
     assert network.value is not None
     assert 50e6 <= network.value < 130e6
     assert network.value < peak.value
-    assert network.samples
+    assert len(network.samples) == len(peak.samples) == 2
+    assert "a sample is a process" in network.note
     calls = one(rows, quantity="allocations", backend="eager")
     size = one(rows, quantity="allocated_bytes", backend="eager")
     assert calls is not None
@@ -194,7 +202,7 @@ def _subject(longest_sum: int = 100) -> Subject:
 def test_logits_are_wrong_just_beyond_the_tolerance(factor: float, verdict: str) -> None:
     expected = np.ones((1, 2, 3))
     limit = 16 * np.finfo(np.float32).eps * 10
-    columns = judged(_subject(), "inference", expected * (1 + factor * limit), expected, "numpy")
+    columns = judged(_subject(), "inference", expected * (1 + factor * limit), Expected(expected, "numpy"))
     assert columns["verdict"] == verdict
     assert columns["tolerance"] == pytest.approx(limit)
     assert columns["error"] == pytest.approx(factor * limit)
@@ -219,20 +227,49 @@ def test_training_is_judged_by_the_first_loss_and_what_the_update_makes_of_it(
 def test_a_small_decrease_is_judged_beyond_what_float32_rounds_the_loss_to() -> None:
     # The decrease of 2e-5 is wrong by 3 %, which is less than the rounding of a loss of 2.3.
     expected = np.array([2.3, 2.3 - 2e-5])
-    assert judged(_subject(), "training_step", expected - [0, 6e-7], expected, "numpy")["verdict"] == "ok"
-    assert judged(_subject(), "training_step", expected - [0, 2e-6], expected, "numpy")["verdict"] == "wrong"
+    assert _trained(expected - [0, 6e-7], expected)["verdict"] == "ok"
+    assert _trained(expected - [0, 2e-6], expected)["verdict"] == "wrong"
     # One that rounding hides says nothing, whatever it is.
     hidden = np.array([2.3, 2.3 - 1e-7])
-    columns = judged(_subject(), "training_step", hidden, hidden, "numpy")
+    columns = _trained(hidden, hidden)
     assert columns["verdict"] == "not_compared"
     assert "rounds" in columns["note"]
+    # But a first loss that is wrong is.
+    assert _trained(hidden * 1.1, hidden)["verdict"] == "wrong"
+
+
+def _trained(found: np.ndarray, expected: np.ndarray, sensitivity: float = 0.0) -> dict[str, Any]:
+    return judged(
+        _subject(), "training_step", found, Expected(expected, "numpy", Learning(1e-5, sensitivity))
+    )
+
+
+def test_the_tolerance_of_training_follows_from_how_weights_wrong_by_one_eps_change_the_losses() -> None:
+    expected = np.array([2.0, 1.9])
+    off = expected + np.array([0, 0.1 * 0.1])
+    assert _trained(off, expected)["verdict"] == "wrong"
+    assert _trained(off, expected)["tolerance"] == LOSS_TOLERANCE
+    allowed = _trained(off, expected, 0.11 / SENSITIVITIES)
+    assert (allowed["verdict"], allowed["tolerance"]) == ("ok", pytest.approx(0.11))
+    assert "learning rate 1e-05" in allowed["note"]
+    assert _trained(off, expected, 0.09 / SENSITIVITIES)["verdict"] == "wrong"
+    for sensitivity in (1.1 * MOST_TOLERANCE / SENSITIVITIES, math.inf):
+        hidden = _trained(expected, expected, sensitivity)
+        assert (hidden["verdict"], hidden["tolerance"]) == ("not_compared", MOST_TOLERANCE)
+        assert "one eps" in hidden["note"]
+        assert _trained(expected * 1.3, expected, sensitivity)["verdict"] == "wrong"
+        assert _trained(expected * np.nan, expected, sensitivity)["verdict"] == "wrong"
+    assert _trained(expected, expected * np.nan) == {
+        "note": "the losses in float64 are not finite; learning rate 1e-05; reference: numpy"
+    }
 
 
 def test_results_of_another_shape_are_wrong_and_without_reference_nothing_is_said() -> None:
-    found = judged(_subject(), "inference", np.ones((1, 2, 4)), np.ones((1, 2, 3)), "numpy")
+    found = judged(_subject(), "inference", np.ones((1, 2, 4)), Expected(np.ones((1, 2, 3)), "numpy"))
     assert found["verdict"] == "wrong"
     assert "(1, 2, 4)" in found["note"]
-    assert judged(_subject(), "inference", np.ones(3), "it broke", "numpy") == {"note": "it broke"}
+    columns = judged(_subject(), "inference", np.ones(3), Expected("it broke", "numpy"))
+    assert columns == {"note": "it broke"}
 
 
 def _interrupt_when_there_is(mark: Path) -> None:
