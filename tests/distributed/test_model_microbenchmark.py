@@ -5,7 +5,8 @@ import time
 
 from meta500.distributed.model.calibration import machine_from
 from meta500.distributed.model.microbenchmark import OPERATIONS, Measurements
-from meta500.distributed.model.stage import busy_seconds, cores_here, least_disturbed, on_core
+from meta500.distributed.model.stage import least_disturbed, on_core
+from meta500.metrics.contention import busy_seconds, cores_here
 
 PROGRAM = """
 import json, sys, time

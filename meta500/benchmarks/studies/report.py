@@ -9,6 +9,7 @@ from typing import Any
 from meta500.benchmarks.protocol import label
 from meta500.benchmarks.studies.study import sections_of
 from meta500.errors import UserError
+from meta500.metrics.contention import NOTEWORTHY
 from meta500.metrics.report import Finding, Findings, Paragraph, Section, Table
 from meta500.metrics.report.page import Heading, facts_of, write_page
 from meta500.metrics.rows import NO_VALUE_VERDICTS, Row
@@ -32,7 +33,7 @@ def write_report(folder: RunFolder) -> Path:
         title=about["title"],
         lead=[f"After {about['source']}.", *_quick(about)],
         facts=facts_of(folder.info),
-        warnings=[*_unfinished(folder, about), *about["notes"]],
+        warnings=[*_unfinished(folder, about), *_disturbed(about), *about["notes"]],
     )
     files = [
         ("rows.csv", "every measurement, with its raw samples"),
@@ -101,6 +102,23 @@ def _unfinished(folder: RunFolder, about: dict[str, Any]) -> list[str]:
         return []
     done, all_pieces = len(about["done"]), len(about["pieces"])
     return [f"This run did not finish ({folder.status}): {done} of {all_pieces} parts are done."]
+
+
+def _disturbed(about: dict[str, Any]) -> list[str]:
+    """What other programs did while parts were measured that took a second or more."""
+    seconds = about.get("seconds", {})
+    found = {
+        key: share
+        for key, share in about.get("others", {}).items()
+        if share >= NOTEWORTHY and seconds.get(key, 0.0) >= 1.0
+    }
+    if not found:
+        return []
+    parts = ", ".join(f"{key} ({share:.0%})" for key, share in sorted(found.items(), key=lambda e: -e[1]))
+    return [
+        f"Other programs used the processors during {len(found)} of {len(seconds)} parts; the times of these "
+        f"are too long or too uncertain, and findings from them may be wrong: {parts}."
+    ]
 
 
 def _quick(about: dict[str, Any]) -> list[str]:

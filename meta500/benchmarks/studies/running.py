@@ -15,6 +15,7 @@ from typing import Any
 from meta500.benchmarks.studies.report import write_report
 from meta500.benchmarks.studies.study import Piece, Study
 from meta500.errors import UserError
+from meta500.metrics.contention import Contention
 from meta500.metrics.machine import differences, environment
 from meta500.metrics.rows import Row, to_json_line
 from meta500.metrics.run import RunFolder
@@ -74,15 +75,15 @@ def _run(study: Study, piece: Piece, folder: RunFolder, as_json: bool) -> None:
         if as_json:
             sys.stdout.write(to_json_line(replace(row, run_id=folder.id)))
 
-    begin = time.perf_counter()
+    begin, contention = time.perf_counter(), Contention()
     try:
         piece.run(emit)
     except UserError as problem:
         emit(_failed(study, piece, str(problem)))
     except Exception as problem:  # one part must not cost the others
         emit(_failed(study, piece, f"{type(problem).__name__}: {problem}"))
-    seconds = folder.info["study"].setdefault("seconds", {})
-    seconds[piece.key] = round(time.perf_counter() - begin, 3)
+    for name, value in (("seconds", time.perf_counter() - begin), ("others", contention.share())):
+        folder.info["study"].setdefault(name, {})[piece.key] = round(value, 3)
 
 
 def _failed(study: Study, piece: Piece, reason: str) -> Row:

@@ -6,10 +6,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from meta500.distributed.mpi import mpi
+from meta500.metrics.contention import busy_seconds, cores_here
 
 # Ranks that have nothing to do ask this often whether it goes on, and sleep in between.
 SLEEP = 1e-3
@@ -128,30 +128,3 @@ def on_core(index: int | None) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, allowed)
-
-
-def cores_here() -> list[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(os.getpid()))
-    return list(range(os.cpu_count() or 1))
-
-
-def busy_seconds(cores: Sequence[int], root: Path = Path("/")) -> float:
-    """Seconds that these cores have worked so far, for whomever, or were lent to other guests of the host.
-
-    Zero where the system does not tell (no ``/proc/stat``): then nothing counts as disturbed.
-    """
-    try:
-        lines = (root / "proc/stat").read_text().splitlines()
-    except OSError:
-        return 0.0
-    names = {f"cpu{core}" for core in cores}
-    ticks = 0
-    for line in lines:
-        name, *numbers = line.split()
-        if name in names:
-            # user, nice, system, idle, iowait, irq, softirq, steal; guests count as user already.
-            user, nice, system, _, _, irq, softirq, steal = map(int, numbers[:8])
-            ticks += user + nice + system + irq + softirq + steal
-    return ticks / os.sysconf("SC_CLK_TCK")

@@ -68,6 +68,21 @@ def test_every_piece_is_run_once_and_the_report_is_made_from_the_folder(tmp_path
     assert "did not finish" not in page
 
 
+def test_parts_during_which_other_programs_worked_are_named(tmp_path):
+    folder = run_study(small(), out=tmp_path / "s")
+    about = json.loads((tmp_path / "s" / "run.json").read_text())["study"]
+    assert set(about["others"]) == set(about["seconds"]) == {"a", "b", "c"}
+    assert all(0 <= share <= 1 for share in about["others"].values())
+    folder.info["study"] |= {
+        "seconds": {"a": 2.0, "b": 60.0, "c": 0.5},
+        "others": {"a": 0.04, "b": 0.48, "c": 0.9},
+    }
+    page = write_report(folder).read_text()
+    assert "during 1 of 3 parts" in page and "b (48%)" in page and "c (" not in page
+    folder.info["study"]["others"] = {"a": 0.04, "b": 0.01, "c": 0.9}
+    assert "Other programs" not in write_report(folder).read_text()
+
+
 def test_a_finished_study_is_not_run_again(tmp_path):
     run_study(small(), out=tmp_path / "s")
     log = []
