@@ -90,6 +90,14 @@ def test_all_parts_are_on_the_page_and_figures_are_inside_and_in_files(tmp_path)
     assert sorted(p.name for p in (tmp_path / "plots").iterdir()) == ["time.pdf", "time.png"]
 
 
+def test_an_interval_may_stand_below_its_number_and_words_stay_together(tmp_path):
+    table = Table("Times", ("what", "time"), [("a [1]", "2.5 [2, 3] ms"), ("b", "-")])
+    text = page(tmp_path, table).read_text()
+    assert "<td>a [1]</td>" in text
+    assert '<td class="number"><span>2.5</span> <span>[2, 3] ms</span></td>' in text
+    assert '<td class="number"><span>-</span></td>' in text
+
+
 def test_nothing_is_loaded_from_elsewhere(tmp_path):
     reader = read(page(tmp_path, picture()))
     assert not {"script", "link", "iframe", "object", "embed"} & set(reader.seen)

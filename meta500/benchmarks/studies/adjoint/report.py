@@ -91,16 +91,15 @@ def _transposed(rows: Sequence[Row]) -> list[Part]:
         ]
         points = ["-" if c is None or c.value is None else f"{c.value:.0f}" for c in counts]
         name = row.node if row.model == "stencil" else f"{row.node} ({row.model})"
-        lines.append([name, *points, "yes" if row.value == 1 else "no", row.note])
+        lines.append([name, row.note, *points, "yes" if row.value == 1 else "no"])
     if not lines:
         return _or_nothing([], "Transposed loops")
-    columns = ["subject", "points", "points of the adjoint", "own elements", "loops of the gathered adjoint"]
+    columns = ["subject", "loops of the gathered adjoint", "points", "points of the adjoint", "own elements"]
     note = (
         "Points are terms behind one element; 'own elements': all loops of the adjoint write elements of "
-        "their "
-        "own, so that every one of them is parallel."
+        "their own, so that every one of them is parallel."
     )
-    return [Table("Gathered adjoints", columns, lines, note=note)]
+    return [Table("Gathered adjoints", columns, lines, left=2, note=note)]
 
 
 # -- times ---------------------------------------------------------------------------------------------------
