@@ -26,6 +26,7 @@ _ABSENT = (
     "installation with include/oneapi/dnnl/dnnl.hpp in the environment variable DNNLROOT"
 )
 _CUDNN = "no program for cuDNN is written: this study calls a vendor's library directly on the CPU only"
+_TEXTS = ("onednn.h", "onednn_primitives.h", "onednn.cpp")
 _BASE_FLAGS = ("-O1", "-std=c++20")
 
 
@@ -103,7 +104,7 @@ def program_of(text: str) -> Path:
     from meta500.benchmarks.studies.abstraction.network_program import TEXTS, common_texts
 
     found = onednn()
-    own = {name: (TEXTS / name).read_text() for name in ("onednn.h", "onednn.cpp")}
+    own = {name: (TEXTS / name).read_text() for name in _TEXTS}
     flags = [
         # Joined to -isystem they count as headers of the system, for which the version in the flags stands.
         f"-isystem{found.headers}",
