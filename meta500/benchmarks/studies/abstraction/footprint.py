@@ -94,6 +94,8 @@ def _footprint(
         found["more"].append(max(peak - marks[0]["before"], 0.0))
         if counted and number == 0:
             found["counts"] = member.ask("allocations", key=_KEY, count=_STEPS)
+        # A session that is a program of its own must end before who started it, to be counted as ours.
+        member.ask("drop", key=_KEY)
         member.end()
     return found
 
