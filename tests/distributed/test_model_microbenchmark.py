@@ -1,12 +1,11 @@
 """The micro-benchmark on real ranks, and what it knows about other programs."""
 
 import json
-import time
 
 from meta500.distributed.model.calibration import machine_from
 from meta500.distributed.model.microbenchmark import OPERATIONS, Measurements
 from meta500.distributed.model.stage import least_disturbed, on_core
-from meta500.metrics.contention import busy_seconds, cores_here
+from meta500.metrics.contention import cores_here
 
 PROGRAM = """
 import json, sys, time
@@ -54,35 +53,11 @@ def test_ranks_take_turns_and_measure(mpiexec):
     assert machine_from(measured, cores=2, ranks_per_node=3).collective("allreduce", 2, 65536) > 0
 
 
-def test_busy_seconds_are_those_of_the_cores_asked_for(tmp_path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/stat").write_text(
-        "cpu  100 0 0 900 0 0 0 0 0 0\n"
-        "cpu0 10 1 2 500 9 3 4 5 7 8\n"
-        "cpu1 100 0 0 400 0 0 0 0 0 0\n"
-        "cpu10 1 0 0 0 0 0 0 0 0 0\nintr 5\n"
-    )
-    import os
-
-    tick = 1 / os.sysconf("SC_CLK_TCK")
-    assert busy_seconds([0], tmp_path) == 25 * tick
-    assert busy_seconds([0, 1], tmp_path) == 125 * tick
-    assert busy_seconds([0], tmp_path / "nowhere") == 0.0
-
-
 def test_the_least_disturbed_samples_count():
     assert least_disturbed("abcd", [0.0, 0.03, 0.9, 0.02]) == ["a", "b", "d"]
     assert least_disturbed(range(9), [0.9, 0.1, 0.8, 0.3, 0.2, 0.7, 0.5, 0.6, 0.4]) == [1, 3, 4]
     assert least_disturbed("ab", [0.5, 0.9]) == ["a", "b"]
     assert least_disturbed([], []) == []
-
-
-def test_work_of_this_process_is_busy_time():
-    cores = cores_here()
-    before, own = busy_seconds(cores), time.process_time()
-    while time.process_time() - own < 0.3:
-        pass
-    assert busy_seconds(cores) - before >= 0.2
 
 
 def test_a_core_is_given_back():

@@ -116,8 +116,9 @@ def _disturbed(about: dict[str, Any]) -> list[str]:
         return []
     parts = ", ".join(f"{key} ({share:.0%})" for key, share in sorted(found.items(), key=lambda e: -e[1]))
     return [
-        f"Other programs used the processors during {len(found)} of {len(seconds)} parts; the times of these "
-        f"are too long or too uncertain, and findings from them may be wrong: {parts}."
+        "Other programs, or other guests of the host, used the processors during "
+        f"{len(found)} of {len(about['others'])} parts; the times of these are too long or too uncertain, "
+        f"and findings from them may be wrong: {parts}."
     ]
 
 

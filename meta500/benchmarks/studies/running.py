@@ -82,8 +82,10 @@ def _run(study: Study, piece: Piece, folder: RunFolder, as_json: bool) -> None:
         emit(_failed(study, piece, str(problem)))
     except Exception as problem:  # one part must not cost the others
         emit(_failed(study, piece, f"{type(problem).__name__}: {problem}"))
-    for name, value in (("seconds", time.perf_counter() - begin), ("others", contention.share())):
-        folder.info["study"].setdefault(name, {})[piece.key] = round(value, 3)
+    taken, others = time.perf_counter() - begin, contention.share()
+    folder.info["study"].setdefault("seconds", {})[piece.key] = round(taken, 3)
+    if others is not None:
+        folder.info["study"].setdefault("others", {})[piece.key] = round(others, 3)
 
 
 def _failed(study: Study, piece: Piece, reason: str) -> Row:
@@ -130,6 +132,8 @@ def _continued(about: dict[str, Any], out: Path) -> RunFolder:
             )
     if there["pieces"] != about["pieces"]:
         raise UserError(f"{out}: was begun by a meta500 with other parts of this study; give a new folder")
+    if before.status != "finished" and there.get("protocol") != about["protocol"]:
+        raise UserError(f"{out}: was begun by a meta500 that measures it otherwise; give a new folder")
     if before.status == "finished":
         return before
     folder = RunFolder.resume(out)

@@ -17,6 +17,7 @@ from meta500.benchmarks.studies.running import run_study
 from meta500.benchmarks.studies.select import one, select, unique
 from meta500.benchmarks.studies.study import Piece, Study, sections_of
 from meta500.errors import UserError
+from meta500.metrics.contention import Contention
 from meta500.metrics.report import Finding, Findings, Paragraph, Section
 from meta500.metrics.rows import Row
 from meta500.metrics.run import RunFolder
@@ -68,11 +69,12 @@ def test_every_piece_is_run_once_and_the_report_is_made_from_the_folder(tmp_path
     assert "did not finish" not in page
 
 
-def test_parts_during_which_other_programs_worked_are_named(tmp_path):
+def test_parts_during_which_other_programs_worked_are_named(tmp_path, monkeypatch):
+    shares = iter([0.25, None, 0.0])
+    monkeypatch.setattr(Contention, "share", lambda self: next(shares))
     folder = run_study(small(), out=tmp_path / "s")
     about = json.loads((tmp_path / "s" / "run.json").read_text())["study"]
-    assert set(about["others"]) == set(about["seconds"]) == {"a", "b", "c"}
-    assert all(0 <= share <= 1 for share in about["others"].values())
+    assert about["others"] == {"a": 0.25, "c": 0.0} and set(about["seconds"]) == {"a", "b", "c"}
     folder.info["study"] |= {
         "seconds": {"a": 2.0, "b": 60.0, "c": 0.5},
         "others": {"a": 0.04, "b": 0.48, "c": 0.9},
@@ -147,7 +149,8 @@ def test_a_killed_study_goes_on(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
         pieces = (Piece("a", "", lambda emit: emit(row("a"))), Piece("b", "", killed), Piece("c", "", print))
         settings = {{"quick": True, "sizes": (1, 2)}}
-        run_study(Study("toy", "A toy study", "a source", settings, pieces), out=__import__("pathlib").Path(
+        study = Study("toy", "A toy study", "a source", settings, pieces, ("By counting.",))
+        run_study(study, out=__import__("pathlib").Path(
             {str(tmp_path / "s")!r}))
         """
     )
@@ -166,6 +169,7 @@ def test_a_killed_study_goes_on(tmp_path):
         ({"settings": {"quick": True, "sizes": (1, 2), "new": 1}}, ["new = null", "now it is 1"]),
         ({"name": "adjoint"}, ["not one of the study 'adjoint'"]),
         ({"pieces": small().pieces[:2]}, ["other parts"]),
+        ({"protocol": ("By weighing.",)}, ["measures it otherwise"]),
     ],
 )
 def test_a_folder_is_gone_on_with_by_the_same_study_only(tmp_path, changes, words):
@@ -174,6 +178,7 @@ def test_a_folder_is_gone_on_with_by_the_same_study_only(tmp_path, changes, word
             "name": "toy",
             "settings": {"quick": True, "sizes": [1, 2]},
             "pieces": ["a", "b", "c"],
+            "protocol": ["By counting."],
             "done": [],
             "notes": [],
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from meta500.benchmarks.studies.abstraction.footprint import OWN_PROCESSES
 from meta500.benchmarks.studies.abstraction.found import (
     BASELINE,
     PAPER_LEVELS,
@@ -174,8 +175,9 @@ def _memory(
             (low, high), (base_low, base_high) = ends(row), ends(base)
             ratios.append((_value(row) / _value(base), low / base_high, high / base_low, point_of(row)))
             # One process says little about another one of the same level.
-            enough = min(len(row.samples), len(base.samples)) >= ENOUGH_PROCESSES
-            fewest = min(fewest, len(row.samples) or 1, len(base.samples) or 1)
+            count = min(_processes(row), _processes(base))
+            fewest = min(fewest, count)
+            enough = count >= ENOUGH_PROCESSES
             verdicts.append(verdict(low / base_high, high / base_low) if enough else UNDECIDED)
         if ratios:
             smallest, largest = min(ratios), max(ratios)
@@ -196,11 +198,15 @@ def _memory(
     )
     text = f"{taken}, relative to PyTorch eager: {'; '.join(parts)}.{lost}"
     if fewest < ENOUGH_PROCESSES:
-        text += (
-            f" {_count(fewest, 'process')} of a level decide{'s' if fewest == 1 else ''} nothing; "
-            f"{ENOUGH_PROCESSES} do."
-        )
+        each = "one process" if fewest == 1 else f"{fewest} processes"
+        text += f" Known from {each} of a level, it decides nothing"
+        text += "." if accelerated else f": that takes {ENOUGH_PROCESSES}."
     return Finding(text, claim, where, together(verdicts))
+
+
+def _processes(row: Row) -> int:
+    """Of how many processes a row knows the memory: samples may be readings of the same one."""
+    return len(row.samples) if row.protocol == OWN_PROCESSES else 1
 
 
 def trained(rows: Sequence[Row]) -> Finding:
@@ -219,12 +225,19 @@ def trained(rows: Sequence[Row]) -> Finding:
     if not found:
         return Finding(_nothing("training with TorchScript"), claim, where, NOT_MEASURED)
     wrong = next((row for row in found if row.verdict == "wrong"), None)
-    if wrong is not None and wrong.error is not None and wrong.tolerance is not None:
-        text = (
-            f"TorchScript trains wrongly at {point_of(wrong).words}: its first loss, or what the first "
-            f"update makes of it, is off by {number(wrong.error)} (relative), and by at most "
-            f"{number(wrong.tolerance)} it is right."
-        )
+    if wrong is not None:
+        text = f"TorchScript trains wrongly at {point_of(wrong).words}: "
+        if wrong.error is None or wrong.tolerance is None:
+            text += f"{wrong.note}."
+        else:
+            text += (
+                "its first loss, or what the first update makes of it, is off by "
+                f"{number(wrong.error)} (relative), and by at most {number(wrong.tolerance)} it is right."
+            )
+        return Finding(text, claim, where, UNDECIDED)
+    unknown = next((row for row in found if row.value is not None), None)
+    if unknown is not None:
+        text = f"A traced module is trained, but its results are not known to be right: {unknown.note}."
         return Finding(text, claim, where, UNDECIDED)
     reason = found[-1].note
     verdict = AGREES if found[-1].verdict == "unsupported" and "train" in reason else UNDECIDED

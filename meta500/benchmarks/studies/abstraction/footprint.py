@@ -16,7 +16,7 @@ from meta500.errors import UserError
 from meta500.metrics.rows import Row
 from meta500.metrics.statistics import median_interval
 
-OWN_PROCESS = "processes of its own"
+OWN_PROCESS, OWN_PROCESSES = "process of its own", "processes of their own"
 _KEY = "footprint"
 _STEPS = 3
 _READINGS = 3
@@ -55,9 +55,10 @@ def measure_footprint(
         emit: receives the rows.
         at_once: so many levels.
         uncounted: why allocations are not counted.
-        processes: of each level, one after the other; the samples are theirs, since what one process needs
-            again and again says little about another one's.
+        processes: of each level, one after the other, and one before them where there are several; the
+            samples are theirs, since what one process needs again and again says little about another one's.
     """
+    protocol = OWN_PROCESS if processes == 1 else OWN_PROCESSES
     members = [m for m in crew.present if phase == INFERENCE or not m.untrainable]
 
     def ask(member: Member) -> dict[str, Any]:
@@ -67,12 +68,12 @@ def measure_footprint(
             member.end()
 
     for member, found in zip(members, inform(ask, members, at_once), strict=True):
-        columns = {**subject.columns(phase), **member.columns(), "protocol": OWN_PROCESS}
+        columns = {**subject.columns(phase), **member.columns(), "protocol": protocol}
         if isinstance(found, Exception):
             found = {"failed": str(found)}
         _emit(columns, found, uncounted, emit)
     for member in (m for m in crew.members if m not in members):
-        columns = {**subject.columns(phase), **member.columns(), "protocol": OWN_PROCESS}
+        columns = {**subject.columns(phase), **member.columns(), "protocol": protocol}
         _emit(columns, {"unavailable": member.missing or member.untrainable}, uncounted, emit)
 
 
@@ -83,19 +84,21 @@ def _footprint(
     own.mkdir(exist_ok=True)
     job = Job(subject.model, subject.inputs, phase, member.threads, member.device, str(own))
     found: dict[str, Any] = {"peak": [], "more": []}
-    for number in range(processes):
+    # Of several the first one compiles, which the others find done: it does not count.
+    for number in range(processes + 1 if processes > 1 else 1):
         made = member.ask("make", key=_KEY, job=job.columns())
         if "unavailable" in made:
             return {"unavailable": made["unavailable"]}
         member.ask("results", key=_KEY, count=_STEPS, path=str(own / "results.npy"))
+        if processes > 1 and number == 0:
+            member.end()
+            continue
         marks = [member.ask("memory", key=_KEY, count=1) for _ in range(_READINGS)]
         peak = float(statistics.median(mark["peak"] for mark in marks))
         found["peak"].append(peak)
         found["more"].append(max(peak - marks[0]["before"], 0.0))
-        if counted and number == 0:
+        if counted and "counts" not in found:
             found["counts"] = member.ask("allocations", key=_KEY, count=_STEPS)
-        # A session that is a program of its own must end before who started it, to be counted as ours.
-        member.ask("drop", key=_KEY)
         member.end()
     return found
 
@@ -115,8 +118,7 @@ def _emit(columns: dict[str, Any], found: dict[str, Any], uncounted: str, emit: 
             "repeats": len(samples),
             **asdict(median_interval(samples)),
         }
-        several = "a sample is a process" if len(samples) > 1 else "of one process"
-        emit(Row(**columns, quantity=quantity, unit="B", note=f"{note}; {several}", **taken))
+        emit(Row(**columns, quantity=quantity, unit="B", note=note, **taken))
     if "counts" not in found:
         none: dict[str, Any] = {
             "quantity": "allocations",

@@ -243,8 +243,8 @@ def _protocol(settings: Settings) -> list[str]:
         "memory than is free.",
         "Before it is timed each level's result is compared with float64: logits within 16 eps "
         "sqrt(n), n the terms of the sums behind a logit; of training the first loss, and its decrease "
-        "by the first update, within 1 % (beyond what float32 rounds the loss to), or within "
-        f"{SENSITIVITIES:g} times what weights that are wrong by one eps make of them in float64; where that "
+        "by the first update, each within 1 % (beyond what float32 rounds the loss to), or within "
+        f"{SENSITIVITIES:g} times what weights that are wrong by one eps make of it in float64; where that "
         f"is more than {MOST_TOLERANCE:.0%}, gradients are not compared. A level that is "
         "wrong, or was not compared, has no ratio and no place in a ranking.",
         f"Levels take turns, in an order shuffled anew in each of {pace.rounds} rounds after "
@@ -252,7 +252,7 @@ def _protocol(settings: Settings) -> list[str]:
         "steps, at least one. Times are medians with order-statistic intervals, ratios are paired by "
         f"round. Making a session and its first step are reported apart{together}.",
         "Training is forward in training form, cross-entropy, backward, and plain SGD, by a learning rate "
-        f"with which the first update lowers the loss by about 2 % (rows name it){trained}. Dropout keeps "
+        f"with which to first order one update lowers the loss by 2 % (rows name it){trained}. Dropout keeps "
         "its operators and drops nothing, as no two levels would drop the same.",
         "Memory and allocations come from further processes, which are not timed, with a small library "
         "preloaded that counts malloc and its kin and anonymous mmap. Peak memory is the kernel's "
@@ -266,8 +266,9 @@ def _processes(pace: Pace) -> str:
     if pace.processes == 1:
         return "one process per level shows it, which decides nothing, as another one may need more or less."
     return (
-        f"its median is one of {pace.processes} samples, each of a process of its own, as one process says "
-        "little about the next. Intervals reach from the smallest to the largest sample."
+        f"its median is one of {pace.processes} samples, each of a process of its own, which finds compiled "
+        "what one before them has compiled: one process says little about the next. Intervals reach from the "
+        "smallest to the largest sample."
     )
 
 

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 NUMPY, TORCH = "numpy, float64", "PyTorch eager, float64"
-# Multiply-adds of one inference up to which the reference is independent of PyTorch; numpy is slow.
+# Multiply-adds of one inference up to which the results are independent of PyTorch; numpy is slow. How a
+# network is trained, and how sensitive that is to rounding, always comes from PyTorch.
 NUMPY_MULTIPLY_ADDS = 2e9
 # Of the loss, by which the first update is to lower it: enough to be seen in float32, and little enough not
 # to overshoot, where the loss of the second step follows from the rounding of the first.
 _DECREASE = 0.02
 _SHAKES = 2
+_RATES = (1e-20, 1e6)
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,14 @@ class Learning:
     """How a network is trained so that its first two losses say something about its gradients.
 
     Attributes:
-        rate: learning rate of SGD; the update by it lowers the loss by about 2 %.
-        sensitivity: largest relative deviation of the first loss, or of its change by the update, when all
+        rate: learning rate of SGD; to first order the update by it lowers the loss by 2 %.
+        loss, change: largest relative deviation of the first loss, and of its change by the update, when all
             weights are wrong by one eps of float32 at random.
     """
 
     rate: float
-    sensitivity: float
+    loss: float = 0.0
+    change: float = 0.0
 
 
 def float64_results(job: Job, count: int, by: str) -> np.ndarray:
@@ -68,21 +71,21 @@ def reference(job: Job, count: int, by: str) -> tuple[np.ndarray, Learning]:
     """Results of the first steps, and how the network is trained for them.
 
     Args:
-        job: what to run; training is done with a learning rate chosen for it. count, by: as
-            :func:`float64_results` takes them.
+        job: what to run; training is done with a learning rate chosen for it.
+        count: of steps; of training 2.
+        by: as :func:`float64_results` takes it.
     """
     if job.phase == INFERENCE:
-        return float64_results(job, count, by), Learning(job.learning_rate, 0.0)
+        return float64_results(job, count, by), Learning(job.learning_rate)
     job = replace(job, learning_rate=learning_rate(job))
-    losses = float64_results(job, count, by)
-    return losses, Learning(job.learning_rate, sensitivity(job, losses))
+    return float64_results(job, count, by), Learning(job.learning_rate, *sensitivity(job))
 
 
 def learning_rate(job: Job) -> float:
     """The learning rate, to two digits, by which one update lowers the loss by 2 % to first order.
 
     Along the negative gradient g the loss falls by rate |g|^2. :data:`.level.LEARNING_RATE` where there is no
-    gradient, or no finite one.
+    gradient, or no finite one, or it is too small for such a rate.
     """
     norms: list[float] = []
 
@@ -95,26 +98,26 @@ def learning_rate(job: Job) -> float:
 
     loss = abs(float(_torch_results(job, 1, keep)[0]))
     squared = sum(norms)
-    if not (squared > 0 and math.isfinite(squared) and loss > 0 and math.isfinite(loss)):
+    if not (squared > 0 and math.isfinite(squared) and math.isfinite(loss)):
         return LEARNING_RATE
-    return float(f"{_DECREASE * loss / squared:.1e}")
+    rate = float(f"{_DECREASE * loss / squared:.1e}")
+    return rate if _RATES[0] <= rate <= _RATES[1] else LEARNING_RATE
 
 
-def sensitivity(job: Job, exact: np.ndarray) -> float:
-    """How far float32 can take the first loss and its change by the first update.
+def sensitivity(job: Job) -> tuple[float, float]:
+    """How far float32 can take the first loss of training, and its change by the first update.
 
-    Args:
-        job: training.
-        exact: losses (2,) of its first two steps in float64.
+    All networks run on PyTorch, so that a difference between two references is none of this.
 
     Returns:
-        The largest relative deviation of one of the two over several networks, in float64, whose weights are
-        each wrong by one eps of float32, up or down at random; infinite where one is not finite.
+        The largest relative deviation of each over several networks, in float64, whose weights are each wrong
+        by one eps of float32, up or down at random; infinite where a loss is not finite.
     """
     import torch
 
     eps = float(np.finfo(np.float32).eps)
-    worst = 0.0
+    right = _torch_results(job, 2)
+    worst = [0.0, 0.0]
     for seed in range(_SHAKES):
         generator = torch.Generator().manual_seed(seed)
 
@@ -125,10 +128,11 @@ def sensitivity(job: Job, exact: np.ndarray) -> float:
                     parameter.mul_(1 + eps * signs.to(parameter.dtype))
 
         found = _torch_results(job, 2, shake)
-        for value, right in ((found[0], exact[0]), (found[1] - found[0], exact[1] - exact[0])):
-            deviation = float(abs(value - right) / max(abs(right), 1e-30))
-            worst = max(worst, deviation if math.isfinite(deviation) else math.inf)
-    return worst
+        pairs = ((found[0], right[0]), (found[1] - found[0], right[1] - right[0]))
+        for place, (value, exact) in enumerate(pairs):
+            deviation = float(abs(value - exact) / max(abs(exact), 1e-30))
+            worst[place] = max(worst[place], deviation if math.isfinite(deviation) else math.inf)
+    return worst[0], worst[1]
 
 
 def _torch_results(job: Job, count: int, prepare: Callable[[nn.Module], None] | None = None) -> np.ndarray:

@@ -21,8 +21,6 @@ NOT_QUICK = ("export", "aotinductor")
 NOT_QUICK_TRAINING = ("compile",)
 # The size at which the batch is scanned is the one nearest to this (the paper shows 2^6 among others).
 _FIXED_SIZE = 64
-
-
 # The ranges of so many samples of two equal levels lie apart in 2 of 924 cases: few enough for all points of
 # a scan.
 ENOUGH_PROCESSES = 6

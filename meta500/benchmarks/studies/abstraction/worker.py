@@ -192,6 +192,8 @@ def main() -> None:
             "reference": reference,
         }
     )
+    for key in list(_sessions):
+        drop({"key": key})
 
 
 if __name__ == "__main__":

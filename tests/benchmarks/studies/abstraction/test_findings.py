@@ -22,6 +22,7 @@ from meta500.benchmarks.studies.abstraction.findings import (
     together,
     trained,
 )
+from meta500.benchmarks.studies.abstraction.footprint import OWN_PROCESS, OWN_PROCESSES
 from meta500.metrics.report.findings import AGREES, CONTRADICTS, NOT_MEASURED, UNDECIDED
 from meta500.metrics.report.parts import Figure, Findings, Paragraph, Table
 from meta500.metrics.rows import Row
@@ -116,7 +117,7 @@ def memory(name: str, mib: float, **more: Any) -> Row:
     size = mib * 2**20
     samples = tuple(size * (1 + 1e-3 * (2 * k / 5 - 1)) for k in range(more.pop("processes", 6)))
     ends = {"low": samples[0], "high": samples[-1]}
-    return row(name, "network_memory", size, samples=samples, **ends, **more)
+    return row(name, "network_memory", size, samples=samples, **{**ends, "protocol": OWN_PROCESSES, **more})
 
 
 @pytest.mark.parametrize(
@@ -146,8 +147,13 @@ def test_few_processes_decide_nothing_about_memory() -> None:
         rows = [memory("eager", 100), memory("torchscript", 50, processes=processes)]
         finding = less_memory(rows)
         assert finding.verdict == UNDECIDED
-        assert f"{processes} process" in finding.text
+        words = "one process of" if processes == 1 else f"{processes} processes of"
+        assert f"Known from {words} a level, it decides nothing: that takes 6." in finding.text
     assert "nothing" not in less_memory([memory("eager", 100), memory("torchscript", 50)]).text
+    # Six samples may be readings of one process.
+    rows = [memory(name, mib, protocol=OWN_PROCESS) for name, mib in (("eager", 100), ("torchscript", 50))]
+    assert less_memory(rows).verdict == UNDECIDED
+    assert "one process" in less_memory(rows).text
 
 
 def test_a_network_that_adds_no_memory_is_said_and_decides_nothing() -> None:
@@ -169,7 +175,7 @@ def test_on_a_gpu_the_memory_is_that_of_the_gpu() -> None:
         for name, mib in (("eager", 500), ("libtorch", 505))
     ]
     assert same_memory([*rows, *there]).verdict == UNDECIDED
-    assert "1 process of a level decides nothing; 6 do." in same_memory([*rows, *there]).text
+    assert "Known from one process of a level, it decides nothing." in same_memory([*rows, *there]).text
     assert "on the GPU" in same_memory([*rows, *there]).text
 
 
@@ -184,7 +190,18 @@ def test_torchscript_that_was_trained_contradicts_and_one_that_refuses_agrees() 
     none = {"phase": TRAINING, "note": "a traced module cannot be trained"}
     assert trained([row("torchscript", "time", None, verdict="unsupported", **none)]).verdict == AGREES
     assert trained([row("torchscript", "time", None, verdict="failed", **none)]).verdict == UNDECIDED
-    assert trained([timed("torchscript", 0.1, phase=TRAINING, verdict="wrong")]).verdict == UNDECIDED
+    wrong = trained([timed("torchscript", 0.1, phase=TRAINING, verdict="wrong", error=0.07)])
+    assert wrong.verdict == UNDECIDED
+    assert "trains wrongly" in wrong.text and "0.07" in wrong.text
+    shape = {"phase": TRAINING, "verdict": "wrong", "error": None, "tolerance": None, "note": "shape (3,)"}
+    assert (
+        "trains wrongly at batch 8, size 64: shape (3,)."
+        in trained([timed("torchscript", 0.1, **shape)]).text
+    )
+    unknown = {"phase": TRAINING, "verdict": "not_compared", "note": "no reference"}
+    open_ = trained([timed("torchscript", 0.1, **unknown)])
+    assert open_.verdict == UNDECIDED
+    assert "is trained, but its results are not known to be right: no reference" in open_.text
     assert trained([timed("torchscript", 0.1)]).verdict == NOT_MEASURED
 
 
