@@ -37,6 +37,10 @@ def installed():
     return [name for name, packages in PACKAGES.items() if all(map(find_spec, packages))]
 
 
+def lines_of(run):
+    return [json.loads(line.partition(" ")[2]) for line in (run / "mlperf.log").read_text().splitlines()]
+
+
 def test_every_log_stands_in_the_run_folder(tmp_path):
     names = installed() or pytest.skip("needs meta500[tensorboard], [mlperf] or [mlflow]")
     options = [word for name in [*names, names[0]] for word in ("--log", name)]
@@ -54,7 +58,7 @@ def test_every_log_stands_in_the_run_folder(tmp_path):
         assert data.count(b"train/loss") == len(summary["losses"])
         assert data.count(b"test/accuracy") == 2
     if "mlperf" in names:
-        lines = [json.loads(line.partition(" ")[2]) for line in (run / "mlperf.log").read_text().splitlines()]
+        lines = lines_of(run)
         accuracies = [line["value"] for line in lines if line["key"] == "eval_accuracy"]
         assert accuracies == [e["accuracy"] for e in summary["epochs"]]
         facts = {line["key"]: line["value"] for line in lines}
@@ -96,7 +100,7 @@ def test_a_resumed_run_may_be_given_a_log(tmp_path):
     assert first.returncode == 0, first.stderr
     second = meta500("train", "--resume", "a", "--log", "mlperf", "--out", "b", cwd=tmp_path)
     assert second.returncode == 0, second.stderr
-    keys = [json.loads(line.partition(" ")[2])["key"] for line in open(tmp_path / "b" / "mlperf.log")]
+    keys = [line["key"] for line in lines_of(tmp_path / "b")]
     assert keys.count("epoch_start") == keys.count("epoch_stop") == keys.count("eval_accuracy") == 2
 
 
@@ -108,6 +112,6 @@ def test_on_two_ranks_only_the_root_writes(tmp_path):
     done = meta500(*SMALL, *logs, "--ranks", 2, "--batch-size", 32, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
-    lines = [json.loads(line.partition(" ")[2]) for line in open(tmp_path / "run" / "mlperf.log")]
+    lines = lines_of(tmp_path / "run")
     assert [line["key"] for line in lines].count("run_start") == 1
     assert {line["key"]: line["value"] for line in lines}["global_batch_size"] == 64
