@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import resource
@@ -12,16 +11,12 @@ import sys
 import pytest
 
 from meta500.errors import UserError
-from meta500.metrics.position import Position, position
 from meta500.metrics.run import RunFolder
 from meta500.metrics.tickers import (
-    AccuracyLimit,
     MetricTicker,
     MlflowWriter,
     MlperfWriter,
     RowsTicker,
-    ScoreLimit,
-    StepLimit,
     TensorBoardWriter,
     create_log,
 )
@@ -40,27 +35,6 @@ def log(request):
     """The name of each log that can be written here."""
     needs(request.param)
     return request.param
-
-
-@pytest.fixture
-def interrupted(fakes, ticker_runner):
-    """A run of 3 epochs of 3 steps, and its position after step 5."""
-    kept = {}
-
-    def keep(state):
-        if state.step == 5:
-            kept["position"] = Position.from_plain(json.loads(json.dumps(position(state).plain())))
-            kept["parameters"] = {k: v.copy() for k, v in state.network.parameters.items()}
-
-    made = ticker_runner(fakes.Recorder(after_optimizer_step=keep))
-    kept["summary"] = made.run(3)
-    return kept
-
-
-def resumed(ticker_runner, interrupted, *tickers, **options):
-    made = ticker_runner(*tickers, **options)
-    made.network.parameters = interrupted["parameters"]
-    return made.run(3, resume=interrupted["position"])
 
 
 # -- an event file, parsed by hand --------------------------------------------------------------
@@ -207,119 +181,6 @@ def test_a_second_run_gets_an_event_file_of_its_own(ticker_runner, tmp_path):
     assert len(files) == 2 and all(len(records(path)) == 1 + 3 + 1 for path in files)
 
 
-# -- lines of MLPerf ----------------------------------------------------------------------------
-
-
-def lines(path):
-    """The lines of a log as dictionaries, each checked against the schema."""
-    found = []
-
-    def refuse(name):
-        raise ValueError(name)
-
-    for text in path.read_text().splitlines():
-        mark, _, rest = text.partition(" ")
-        assert mark == ":::MLLOG"
-        line = json.loads(rest, parse_constant=refuse)
-        assert list(line) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
-        assert line["namespace"] == ""
-        assert type(line["time_ms"]) is int
-        assert line["event_type"] in ("INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME")
-        assert line["key"] and isinstance(line["key"], str)
-        assert line["metadata"]["file"].startswith("meta500/metrics/tickers/")
-        assert type(line["metadata"]["lineno"]) is int
-        ending = {"INTERVAL_START": "_start", "INTERVAL_END": "_stop"}.get(line["event_type"], "")
-        assert line["key"].endswith(ending)
-        found.append(line)
-    times = [line["time_ms"] for line in found]
-    assert times == sorted(times)
-    return found
-
-
-def keys(found):
-    return [line["key"] for line in found]
-
-
-EPOCH = ["epoch_start", "tracked_stats", "epoch_stop"]
-EVAL = ["eval_start", "eval_accuracy", "eval_loss", "eval_stop"]
-
-
-def test_lines_of_a_run(ticker_runner, run_folder):
-    needs("mlperf")
-    summary = ticker_runner(MlperfWriter(seed=7, optimizer="sgd"), folder=run_folder).run(2)
-    found = lines(run_folder.path / "mlperf.log")
-    facts = ["seed", "global_batch_size", "opt_name", "train_samples", "eval_samples"]
-    assert keys(found) == [*facts, "run_start", *([*EPOCH, *EVAL] * 2), "run_stop"]
-    assert {line["key"]: line["value"] for line in found[:5]} == {
-        "seed": 7,
-        "global_batch_size": 4,
-        "opt_name": "sgd",
-        "train_samples": 10,
-        "eval_samples": 7,
-    }
-    accuracies = [line for line in found if line["key"] == "eval_accuracy"]
-    assert [line["value"] for line in accuracies] == [e.accuracy for e in summary.epochs]
-    assert [line["metadata"]["epoch_num"] for line in accuracies] == [1, 2]
-    assert [line["metadata"]["samples_count"] for line in accuracies] == [10, 20]
-    stats = [line for line in found if line["key"] == "tracked_stats"]
-    assert [line["value"]["train_loss"] for line in stats] == [e.loss for e in summary.epochs]
-    assert [line["value"]["throughput"] for line in stats] == [10 / e.train_seconds for e in summary.epochs]
-    assert [line["metadata"]["step"] for line in stats] == [3, 6]
-    assert found[-1]["metadata"]["status"] == "success"
-
-
-def test_lines_are_read_by_mlperf_itself(ticker_runner, run_folder):
-    needs("mlperf")
-    parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
-    ticker_runner(MlperfWriter(), folder=run_folder).run(1)
-    path = run_folder.path / "mlperf.log"
-    parsed, failed = parser.parse_file(str(path), ruleset="4.1.0")
-    assert not failed
-    assert [line.key for line in parsed] == keys(lines(path))
-
-
-@pytest.mark.parametrize(
-    "limits, status",
-    [
-        ([StepLimit(4)], "success"),
-        ([AccuracyLimit(0.01)], "success"),
-        ([ScoreLimit(1e-9, "test_loss", at_least=False), StepLimit(4)], "aborted"),
-    ],
-)
-def test_success_is_the_target_where_there_is_one(ticker_runner, run_folder, limits, status):
-    needs("mlperf")
-    ticker_runner(MlperfWriter(), *limits, folder=run_folder).run(2)
-    found = lines(run_folder.path / "mlperf.log")
-    assert found[-1]["metadata"]["status"] == status
-    assert found[-1]["metadata"]["reason"]
-    assert keys(found).count("epoch_start") == keys(found).count("epoch_stop")
-
-
-def test_a_run_that_diverges_ends_its_intervals_and_is_aborted(fakes, ticker_runner, run_folder):
-    needs("mlperf")
-    fakes.poison(ticker_runner(MlperfWriter(), folder=run_folder), 5).run(3)
-    found = lines(run_folder.path / "mlperf.log")
-    assert keys(found)[-3:] == ["epoch_start", "epoch_stop", "run_stop"]
-    assert found[-1]["metadata"]["status"] == "aborted"
-    assert "loss is nan in step 5" in found[-1]["metadata"]["reason"]
-
-
-def test_numbers_that_are_not_finite_are_strings_in_the_lines(fakes, ticker_runner, run_folder):
-    needs("mlperf")
-    fakes.poison(ticker_runner(MlperfWriter(), folder=run_folder, nan_abort=False), 2).run(1)
-    found = {line["key"]: line["value"] for line in lines(run_folder.path / "mlperf.log")}
-    assert found["tracked_stats"]["train_loss"] == "nan"
-    assert found["eval_loss"] == "nan"
-
-
-def test_a_log_that_exists_is_not_overwritten(ticker_runner, tmp_path):
-    needs("mlperf")
-    (tmp_path / "a.log").write_text("mine")
-    with pytest.raises(UserError, match=r"a.log exists already"):
-        ticker_runner(MlperfWriter(tmp_path / "a.log")).run(1)
-    assert (tmp_path / "a.log").read_text() == "mine"
-
-
 # -- MLflow -------------------------------------------------------------------------------------
 
 
@@ -367,6 +228,14 @@ def test_mlflow_tells_a_run_that_diverged(fakes, ticker_runner, run_folder):
     assert math.isnan(history(client, run)["train/loss"][1][1])
 
 
+def test_mlflow_gets_names_that_it_takes(ticker_runner, run_folder):
+    needs("mlflow")
+    score = MetricTicker(lambda prediction, target: 0.5)
+    ticker_runner(MlflowWriter(), score, folder=run_folder).run(1)
+    _, run = mlflow_run(run_folder.path / "mlflow" / "mlflow.db")
+    assert run.data.metrics["test/_lambda_"] == 0.5
+
+
 def test_mlflow_takes_more_metrics_than_one_call_and_odd_names_of_folders(ticker_runner, tmp_path):
     needs("mlflow")
     folder = tmp_path / "a%20b?c #ü"
@@ -381,21 +250,12 @@ def test_mlflow_takes_more_metrics_than_one_call_and_odd_names_of_folders(ticker
 # -- all of them --------------------------------------------------------------------------------
 
 
-def test_resumed_runs_log_the_whole_run(ticker_runner, interrupted, log, run_folder):
-    summary = resumed(ticker_runner, interrupted, create_log(log), folder=run_folder)
-    assert summary.losses == interrupted["summary"].losses
+@pytest.mark.parametrize("log", ["tensorboard", "mlflow"])
+def test_resumed_runs_log_the_whole_run(resumed, log, run_folder):
+    needs(log)
+    summary = resumed(create_log(log), folder=run_folder)
     if log == "tensorboard":
         check_scalars(scalars(run_folder.path / "tensorboard"), summary)
-    elif log == "mlperf":
-        found = lines(run_folder.path / "mlperf.log")
-        assert keys(found)[keys(found).index("run_start") :] == [
-            "run_start",
-            *([*EPOCH, *EVAL] * 3),
-            "run_stop",
-        ]
-        places = [line["metadata"] for line in found if line["key"].startswith("epoch_")]
-        samples = [(place["epoch_num"], place["samples_count"]) for place in places]
-        assert samples == [(1, 0), (1, 10), (2, 10), (2, 20), (3, 20), (3, 30)]
     else:
         found = history(*mlflow_run(run_folder.path / "mlflow" / "mlflow.db"))
         check_scalars({k: [(s, *single([v]), t) for s, v, t in p] for k, p in found.items()}, summary)

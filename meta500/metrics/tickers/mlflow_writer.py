@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,10 @@ EXPERIMENT = "meta500"
 STATUSES = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 # MLflow takes this many metrics in a call.
 BATCH = 1000
+# Characters of a tag that every version of MLflow takes.
+TAG = 5000
+# What names of metrics must not contain, as a function's "<lambda>".
+_FORBIDDEN = re.compile(r"[^\w./: -]")
 # How old what is not in the database yet may become, in seconds: a transaction takes milliseconds.
 FLUSH_SECONDS = 1.0
 
@@ -28,7 +33,8 @@ class MlflowWriter(ScalarTicker):
     The run stands in the experiment "meta500". Its parameters are what is known of it as fields of result
     rows, the number of ``epochs`` asked for and the optimizer's hyper-parameters; tags name the run folder
     ("meta500.run") and why a run ended early ("meta500.reason"); the status is FINISHED also at a limit,
-    FAILED, or KILLED by Ctrl-C. Several runs may share a database, one after the other.
+    FAILED, or KILLED by Ctrl-C. Characters that MLflow forbids in names of metrics become "_". Several runs
+    may share a database, one after the other.
 
     It is SQLite and not MLflow's folder of files, which MLflow 3 refuses unless told otherwise. MLflow's
     telemetry is switched off, unless the variable MLFLOW_DISABLE_TELEMETRY says otherwise. ``written`` is the
@@ -82,7 +88,8 @@ class MlflowWriter(ScalarTicker):
         from mlflow.entities import Metric
 
         at = int(1000 * seconds)
-        self._pending += [Metric(name, float(value), at, step) for name, value in scalars.items()]
+        named = {_FORBIDDEN.sub("_", name): value for name, value in scalars.items()}
+        self._pending += [Metric(name, float(value), at, step) for name, value in named.items()]
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self._flush()
 
@@ -95,7 +102,7 @@ class MlflowWriter(ScalarTicker):
             client, self._client = self._client, None
             with self._failures():
                 if state.abort_reason:
-                    client.set_tag(self.run_id, "meta500.reason", state.abort_reason)
+                    client.set_tag(self.run_id, "meta500.reason", state.abort_reason[:TAG])
                 end = int(1000 * self.at(state.wall_seconds))
                 client.set_terminated(self.run_id, STATUSES[state.status], end)
 
