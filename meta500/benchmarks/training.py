@@ -31,6 +31,8 @@ from meta500.metrics.tickers import (
     RowsTicker,
     Summary,
     TimeLimit,
+    check_packages,
+    create_log,
 )
 
 # A process that is killed loses the rows of so many seconds at most.
@@ -199,6 +201,7 @@ def train(
     checkpoint_every: int | None = None,
     checkpoints: Path | None = None,
     resume: Path | None = None,
+    logs: Sequence[str] = (),
 ) -> Summary:
     """Run one training, writing its rows into ``folder``.
 
@@ -211,6 +214,7 @@ def train(
         checkpoint_every: steps between checkpoints, which go into ``checkpoints``.
         checkpoints: path of the run folder, on all ranks.
         resume: a checkpoint to go on from.
+        logs: names of logs for other programs that ``folder`` gets too (`meta500.metrics.tickers.logs`).
 
     Raises:
         UserError: anything in the setup that does not fit.
@@ -246,6 +250,8 @@ def train(
             what |= {"ranks": communication.size, "optimizer": distributed_name(setup), "level": 3}
             optimizer = ranks.distributed_optimizer(setup, optimizer, communication)
         chosen: list[Any] = [RowsTicker(folder, seconds=ROWS_SECONDS, **what)]
+        if folder is not None:
+            chosen += [create_log(name, **what) for name in dict.fromkeys(logs)]
         chosen += map(MetricTicker, setup.metrics)
         if setup.target_accuracy is not None:
             chosen.append(AccuracyLimit(setup.target_accuracy))
@@ -337,6 +343,7 @@ def train_command(
     checkpoint_every: int | None = None,
     resume: Path | None = None,
     timeline: bool = False,
+    logs: Sequence[str] = (),
 ) -> int:
     """``meta500 train``: run, write the folder and plots, print a summary.
 
@@ -350,23 +357,26 @@ def train_command(
         checkpoint_every: steps between checkpoints.
         resume: a checkpoint; its run is named in the new one.
         timeline: record what every rank does when.
+        logs: names of logs for other programs.
 
     Returns:
         0 when the run finished or stopped at a limit, 1 when it failed (NaN) or missed its target accuracy.
     """
     check_arguments(setup, save, checkpoint_every)
     check_loading(setup)
+    for name in logs:
+        check_packages(name)
     launched = launched_ranks()
     if launched is None:
         alone = setup.ranks_needed() or ("--timeline" if timeline else None)
         if alone is not None:
             raise UserError(f"{alone} is for training on several ranks: add --ranks N, or start with mpiexec")
-        return run_and_report(setup, out, save, as_json, checkpoint_every, resume, None)
+        return run_and_report(setup, out, save, as_json, checkpoint_every, resume, logs, None)
     from meta500.distributed import faults
 
     communication = ranks.communication_network(setup, timeline)
     with faults.guard(communication):
-        code = run_and_report(setup, out, save, as_json, checkpoint_every, resume, communication)
+        code = run_and_report(setup, out, save, as_json, checkpoint_every, resume, logs, communication)
         sys.stdout.flush()
         # A rank that leaves with a code other than 0 ends all: first the root has to have said everything.
         communication.barrier()
@@ -404,6 +414,7 @@ def run_and_report(
     as_json: bool,
     checkpoint_every: int | None,
     resume: Path | None,
+    logs: Sequence[str],
     communication: Any,
 ) -> int:
     """Train, then write plots and print the summary on the root; gives the exit code on all ranks."""
@@ -424,7 +435,12 @@ def run_and_report(
         announce(folder)
         return folder
 
-    common: dict[str, Any] = {"save": save, "checkpoint_every": checkpoint_every, "resume": resume}
+    common: dict[str, Any] = {
+        "save": save,
+        "checkpoint_every": checkpoint_every,
+        "resume": resume,
+        "logs": logs,
+    }
     if communication is None:
         with create() as folder:
             summary = train(setup, folder, [progress()], checkpoints=folder.path, **common)

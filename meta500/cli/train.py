@@ -13,7 +13,7 @@ import typer
 WITH_RESUME = frozenset(
     {
         *("resume", "ranks", "epochs", "target_accuracy", "time_limit", "checkpoint_every"),
-        *("save", "out", "as_json", "timeline"),
+        *("save", "out", "as_json", "timeline", "log"),
     }
 )
 
@@ -90,6 +90,9 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="Go on from the last checkpoint in this run folder.")
     ] = None,
+    log: Annotated[
+        list[str] | None, typer.Option(help="Log for other programs too: tensorboard, mlperf, mlflow.")
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the trained network to this ONNX file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/TIME-ID]")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One epoch.")] = False,
@@ -152,6 +155,7 @@ def train(
             checkpoint_every=checkpoint_every,
             resume=checkpoint,
             timeline=timeline,
+            logs=tuple(log or ()),
         )
     )
 

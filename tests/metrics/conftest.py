@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from meta500.datasets import Dataset
 from meta500.metrics.events import EVENTS, QUESTIONS, Ticker
+from meta500.metrics.position import Position, position
 from meta500.metrics.run import RunFolder
 from meta500.metrics.runner import Runner
 
@@ -168,3 +170,25 @@ def ticker_runner(fakes):
 def run_folder(tmp_path):
     """An empty run folder that is open for writing."""
     return RunFolder.create(tmp_path / "run", environment={}, command=["test"])
+
+
+@pytest.fixture
+def resumed(fakes, ticker_runner):
+    """Runs 3 epochs of 3 steps with the tickers given, gone on with after step 5 of such a run."""
+    kept = {}
+
+    def keep(state):
+        if state.step == 5:
+            kept["position"] = Position.from_plain(json.loads(json.dumps(position(state).plain())))
+            kept["parameters"] = {k: v.copy() for k, v in state.network.parameters.items()}
+
+    whole = ticker_runner(fakes.Recorder(after_optimizer_step=keep)).run(3)
+
+    def run(*tickers, **options):
+        made = ticker_runner(*tickers, **options)
+        made.network.parameters = kept["parameters"]
+        summary = made.run(3, resume=kept["position"])
+        assert summary.losses == whole.losses
+        return summary
+
+    return run
