@@ -62,10 +62,11 @@ def _print(console: Any, result: Comparison, show_all: bool, plots: Sequence[Pat
     lines = [line for line in result.table() if show_all or line["verdict"] != "same"]
     if lines:
         table = Table(title=f"Against {result.baseline}", title_justify="left")
-        for name in lines[0]:
+        names = [name for name in lines[0] if any(line[name] for line in lines)]
+        for name in names:
             table.add_column(name, overflow="fold")
         for line in lines:
-            table.add_row(*line.values())
+            table.add_row(*(line[name] for name in names))
         console.print(table)
     counts = {
         v: sum(r.verdict == v for r in result.rows) for v in ("regression", "improvement", "same", "unknown")

@@ -405,6 +405,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 def explained(path: Path, error: OSError, state: str = "") -> UserError:
+    """What to do about a file that cannot be written; ``state`` says what is not lost."""
     remedy = REMEDIES.get(error.errno or 0, error.strerror or str(error))
     return UserError(f"{path}: cannot be written: {remedy}" + (f" ({state})" if state else ""))
 
