@@ -49,18 +49,17 @@ class Change:
 def least_p(points: int) -> float:
     """The smallest p-value that a series of so many points can have, 1.0 where it is too short to be tested.
 
-    Even if all points of one half are above those of the other, so do 2 of C(2h, h) permutations, h = half of
-    the points (a last odd point changes nothing).
+    Even if all points before a change are below those after it, so they are, or the reverse, in 2 of C(n, k)
+    permutations, k points before it.
     """
-    half = points // 2
-    return 1.0 if points < 2 * SHORTEST else 2 / math.comb(2 * half, half)
+    return 1.0 if points < 2 * SHORTEST else 2 / math.comb(points, points // 2)
 
 
 def points_for(rate: float) -> int:
     """How many points a series needs at least for a change at this rate of false alarms."""
     points = 2 * SHORTEST
     while least_p(points) > rate:
-        points += 2
+        points += 1
     return points
 
 

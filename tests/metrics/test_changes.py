@@ -109,9 +109,9 @@ def test_constants_and_short_series_have_no_change():
     assert places([1.0] * 3 + [2.0] * 3) == []
 
 
-@pytest.mark.parametrize("points", [6, 7, 8, 9])
+@pytest.mark.parametrize("points", [6, 7, 8])
 def test_the_smallest_p_value_is_that_of_all_permutations(points):
-    """Of the series that rises by one step in the middle and by more within: no two points are equal."""
+    """All permutations of a series that rises by one large step in the middle; no two points are equal."""
     from itertools import permutations
 
     values = np.concatenate([np.arange(points // 2), 1000.0 + np.arange(points - points // 2)])
@@ -123,14 +123,12 @@ def test_the_smallest_p_value_is_that_of_all_permutations(points):
 
     limit = statistic(values) * (1 - 1e-9)
     share = np.mean([statistic(np.array(x)) >= limit for x in permutations(values)])
-    assert share >= least_p(points) * (1 - 1e-9) / (2 if points % 2 else 1)
-    if points % 2 == 0:
-        assert share == pytest.approx(least_p(points))
+    assert share == pytest.approx(least_p(points))
 
 
 def test_points_that_a_rate_needs():
     assert points_for(0.05) == 8
-    assert least_p(points_for(0.001)) <= 0.001 < least_p(points_for(0.001) - 2)
+    assert least_p(points_for(0.001)) <= 0.001 < least_p(points_for(0.001) - 1)
     assert least_p(5) == 1.0
 
 
