@@ -68,7 +68,7 @@ def draw_history(found: Trends, measurements: Sequence[str]) -> Figure:
             if not chosen:
                 raise UserError(f"the history has no point of '{name}'")
             _panel(axes, chosen, found, place, handles)
-            axes.set_title(name, loc="left", pad=12)
+            axes.set_title(name, loc="left")
         _runs(panels[-1], found)
         machines = [machine for machine in found.machines if machine in handles]
         if len(machines) > 1:
@@ -102,22 +102,24 @@ def _panel(
         for mark in series.marks:
             at = (x[mark.change.index - 1] + x[mark.change.index]) / 2
             axes.axvline(at, color=_CHANGES[mark.verdict], linewidth=1.4, zorder=1)
+            # Beside its own levels, so that the marks of two machines at one place can be told apart.
+            start, stop = mark.change.index - 1, mark.change.index
             axes.annotate(
                 f"{_ARROWS[mark.change.ratio > 1]} {100 * (mark.change.ratio - 1):+.3g} %",
-                (at, 1.0),
-                xycoords=("data", "axes fraction"),
-                xytext=(0, 2),
+                (at, max(y[start], y[stop])),
+                xytext=(4, 7),
                 textcoords="offset points",
-                ha="center",
+                ha="left" if at < 0.8 * len(found.entries) else "right",
                 fontsize=7,
                 color=_CHANGES[mark.verdict],
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8},
             )
     for at, (before, after) in enumerate(pairwise(found.entries)):
         if before.machine != after.machine:
-            axes.axvline(at + 0.5, color="#888888", linestyle=":", linewidth=1.0, zorder=0)
+            axes.axvline(at + 0.5, color="#888888", linestyle=":", linewidth=0.7, zorder=0)
     axes.set_ylabel(unit)
     axes.set_xlim(-0.6, len(found.entries) - 0.4)
-    axes.margins(y=0.15)
+    axes.margins(y=0.2)
     axes.grid(False, axis="x")
 
 
