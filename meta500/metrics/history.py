@@ -31,7 +31,7 @@ SCHEMA_VERSION = 1
 REQUIRED = ("run", "started", "commit", "machine", "environment", "measurements")
 # Seconds to wait for another process that adds a run.
 PATIENCE = 30.0
-# What two places of the same kind may differ in: what a restart, an update or a scheduler changes.
+# What a restart, an update or a scheduler changes on the same machine.
 _NOT_HARDWARE = ("affinity", "microcode", "governor")
 
 

@@ -53,7 +53,7 @@ def test_what_was_added_is_read_again(make, tmp_path):
     run = make(0, *rows)
     assert add(tmp_path / "h.jsonl", [run]) == [run.id]
     (entry,) = read(tmp_path / "h.jsonl")
-    assert entry == history.entry_of(run) or math.isnan(list(entry.points.values())[2].value)
+    assert repr(entry) == repr(history.entry_of(run))  # NaN is not equal to itself
     assert (entry.run, entry.commit, entry.dirty) == (run.id, "a0" * 20, False)
     assert entry.machine == machine_of(run.environment)
     time, broken, lost, ratio = entry.points.values()
@@ -111,7 +111,6 @@ def broken(line):
         (lambda line: b"", "is damaged"),
         (lambda line: b"[1]", "is damaged: no line of a history"),
         (lambda line: b"\xff" + line, "is damaged"),
-        (lambda line: line.replace(b'"s"', b"7"), ""),
         (lambda line: line.replace(b'"value": 1.0', b'"value": "many"'), "is damaged"),
         (lambda line: line.replace(b'"measurements": [', b'"measurements": [3, '), "is damaged"),
         (lambda line: line.replace(b'_version": 1', b'_version": 2'), "schema_version 2"),
@@ -125,9 +124,6 @@ def test_a_damaged_line_is_named_and_nothing_is_lost(make, tmp_path, damage, mes
     lines[1] = damage(lines[1])
     file.write_bytes(b"\n".join(lines))
     before = file.read_bytes()
-    if not message:
-        assert read(file)[1].points  # units are texts; a number is taken as one
-        return
     for call in (lambda: read(file), lambda: add(file, [make(3)])):
         with pytest.raises(UserError, match=r"h\.jsonl, line 2: ") as error:
             call()

@@ -112,6 +112,7 @@ def _panel(
                 ha="left" if at < 0.8 * len(found.entries) else "right",
                 fontsize=7,
                 color=_CHANGES[mark.verdict],
+                zorder=1.5,
                 bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8},
             )
     for at, (before, after) in enumerate(pairwise(found.entries)):
