@@ -32,7 +32,10 @@ def compare_runs(
         as_json: print JSON instead of tables.
 
     Returns:
-        1 when something got worse, else 0.
+        1 when something got worse, else 0; "unknown" is no regression.
+
+    Raises:
+        UserError: a run cannot be read, or they cannot be compared.
     """
     from meta500.benchmarks.tables import console
 
@@ -49,17 +52,21 @@ def compare_runs(
 def _print(console: Any, result: Comparison, show_all: bool, plots: Sequence[Path]) -> None:
     from rich.table import Table
 
+    if not result.machine:
+        console.print("machine: nothing recorded differs", highlight=False)
     for run, key, old, new in result.machine:
         console.print(f"machine: {run}: {key} was {old}, is {new}", highlight=False, markup=False)
     for note in result.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
+    console.print(_correction(result), highlight=False, markup=False)
     lines = [line for line in result.table() if show_all or line["verdict"] != "same"]
     if lines:
         table = Table(title=f"Against {result.baseline}", title_justify="left")
-        for name in lines[0]:
+        names = [name for name in lines[0] if any(line[name] for line in lines)]
+        for name in names:
             table.add_column(name, overflow="fold")
         for line in lines:
-            table.add_row(*line.values())
+            table.add_row(*(line[name] for name in names))
         console.print(table)
     counts = {
         v: sum(r.verdict == v for r in result.rows) for v in ("regression", "improvement", "same", "unknown")
@@ -71,6 +78,20 @@ def _print(console: Any, result: Comparison, show_all: bool, plots: Sequence[Pat
     )
     if plots:
         console.print(f"Plots: {plots[0].parent}", highlight=False, soft_wrap=True)
+
+
+def _correction(result: Comparison) -> str:
+    """Over how many comparisons the intervals are widened, in words."""
+    whole = f"{100 * result.confidence:.4g} %"
+    if not result.comparisons:
+        return f"intervals: no measurement has enough samples to be judged with {whole} confidence"
+    many = (
+        f"all {result.comparisons} comparisons hold together with {whole}"
+        if result.comparisons > 1
+        else f"one comparison, {whole}"
+    )
+    each = f"; each interval has at least {100 * result.each:.6g} % (Bonferroni)"
+    return f"intervals: {many}{each if result.comparisons > 1 else ''}"
 
 
 def _plots(runs: Sequence[RunFolder], result: Comparison, folder: Path) -> list[Path]:

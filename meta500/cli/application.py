@@ -12,6 +12,7 @@ from meta500.cli import (
     data,
     diff,
     generate,
+    history,
     info,
     launch,
     models,
@@ -54,6 +55,7 @@ def options(
 application.command("bench")(bench.bench)
 application.command("train")(train.train)
 application.command("compare")(compare.compare)
+application.add_typer(history.history, name="history")
 application.command("plot")(plot.plot)
 application.command("diff")(diff.diff)
 application.command("models")(models.models)

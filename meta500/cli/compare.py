@@ -20,7 +20,10 @@ def compare(
     show_all: Annotated[bool, typer.Option("--all", help="Show unchanged measurements too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Compare runs: ratios with intervals, plots; exit code 1 when something got worse."""
+    """Compare runs: ratios with intervals, effect sizes, plots.
+
+    Exit code 0: no regression; 1: a regression; 2: bad input.
+    """
     from meta500.benchmarks.comparison import compare_runs
 
     raise typer.Exit(compare_runs(runs, minimum=minimum, out=out, show_all=show_all, as_json=as_json))

@@ -105,7 +105,7 @@ class RunFolder:
             if any(folder.iterdir()):
                 raise UserError(f"{folder}: is not empty; name a new or empty folder for the run")
         except OSError as error:
-            raise _explained(folder, error) from error
+            raise explained(folder, error) from error
         info = {
             "format": FORMAT,
             "schema_version": RUN_SCHEMA_VERSION,
@@ -123,7 +123,7 @@ class RunFolder:
         try:
             run._descriptor = os.open(run.rows_path, _APPENDING | os.O_CREAT | os.O_EXCL, 0o666)
         except OSError as error:
-            raise _explained(run.rows_path, error) from error
+            raise explained(run.rows_path, error) from error
         _lock(run._descriptor, run.path)
         run._write(csv_line(COLUMNS))
         return run
@@ -143,7 +143,7 @@ class RunFolder:
         try:
             run._descriptor = os.open(run.rows_path, _APPENDING)
         except OSError as error:
-            raise _explained(run.rows_path, error) from error
+            raise explained(run.rows_path, error) from error
         try:
             _lock(run._descriptor, run.path)
             # Whoever held the lock before may have written more.
@@ -244,7 +244,7 @@ class RunFolder:
             os.fsync(self._descriptor)
             size = os.fstat(self._descriptor).st_size
         except OSError as error:
-            raise _explained(self.rows_path, error) from error
+            raise explained(self.rows_path, error) from error
         self.info["checkpoint"] = {"bytes": size, **facts}
         self._save()
 
@@ -267,7 +267,7 @@ class RunFolder:
             if descriptor is not None:
                 os.fsync(descriptor)
         except OSError as error:
-            raise _explained(self.rows_path, error) from error
+            raise explained(self.rows_path, error) from error
         finally:
             if descriptor is not None:
                 os.close(descriptor)
@@ -283,7 +283,7 @@ class RunFolder:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _explained(path.parent, error) from error
+            raise explained(path.parent, error) from error
         return path
 
     def export_jsonl(self, path: str | Path | None = None) -> Path:
@@ -334,7 +334,7 @@ class RunFolder:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, end)
             if isinstance(error, OSError):
-                raise _explained(self.rows_path, error, f"{self._written} rows so far are intact") from error
+                raise explained(self.rows_path, error, f"{self._written} rows so far are intact") from error
             raise
 
     def _save(self) -> None:
@@ -377,7 +377,7 @@ def _replace_file(path: Path, text: str) -> None:
                 temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise _explained(path, error) from error
+        raise explained(path, error) from error
 
 
 def _checkpoint_of(run: RunFolder) -> int:
@@ -404,7 +404,8 @@ def _lock(descriptor: int, path: Path) -> None:
         return  # a file system without locks
 
 
-def _explained(path: Path, error: OSError, state: str = "") -> UserError:
+def explained(path: Path, error: OSError, state: str = "") -> UserError:
+    """What to do about a file that cannot be written; ``state`` says what is not lost."""
     remedy = REMEDIES.get(error.errno or 0, error.strerror or str(error))
     return UserError(f"{path}: cannot be written: {remedy}" + (f" ({state})" if state else ""))
 

@@ -99,6 +99,87 @@ def ratio_interval(
     return Interval(value, low, high, confidence)
 
 
+def independent_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Ratio of the medians of two independent sets of positive samples, with the quotients of their ends.
+
+    The medians' intervals (:func:`median_interval`) hold together with the product of their coverages, and
+    where both hold, so does low(a) / high(b) <= ratio <= high(a) / low(b): nothing is assumed, drawn or
+    approximated, so the coverage is also right for the high confidences that many comparisons need. It is
+    at least what is stated. Where the samples are too few, the ends are min(a) / max(b) and
+    max(a) / min(b), and the stated confidence is what these reach (:func:`reachable`).
+
+    Raises:
+        UserError: no samples, or a sample that is not positive and finite.
+    """
+    first, second = _positive("a", a), _positive("b", b)
+    each = math.sqrt(_checked_confidence(confidence))
+    fewest = min(len(first), len(second))
+    # Where the smaller set cannot reach its half, the other one has to make up for it.
+    rest = confidence / (1 - 2.0 ** (1 - fewest)) if fewest > 1 else 1.0
+    other = rest if each < rest < 1 else each
+    one = median_interval(first, each if len(first) == fewest else other)  # type: ignore[arg-type]
+    two = median_interval(second, each if len(second) == fewest else other)  # type: ignore[arg-type]
+    together = one.confidence * two.confidence
+    return Interval(one.value / two.value, one.low / two.high, one.high / two.low, together)
+
+
+def reachable(n: int, m: int) -> float:
+    """The largest confidence that :func:`independent_ratio` reaches with n and m samples."""
+    return (1 - 2.0 ** (1 - n)) * (1 - 2.0 ** (1 - m))
+
+
+def samples_for(confidence: float) -> int:
+    """How many samples of each side :func:`independent_ratio` needs for a confidence."""
+    n = 1
+    while reachable(n, n) < _checked_confidence(confidence):
+        n += 1
+    return n
+
+
+def judged_together(reach: Sequence[float], confidence: float = 0.95) -> tuple[list[bool], float]:
+    """Which of several intervals can be judged at once, and the confidence that each of them needs.
+
+    k intervals hold together with ``confidence`` if each holds with 1 - (1 - confidence) / k
+    (C. E. Bonferroni's inequality, whatever their dependence). ``reach`` says how much each one can reach;
+    it depends on the numbers of samples, not on their values, so leaving out those that reach least
+    favours no verdict. As many as possible are judged; of equal ones all or none. The needed confidence
+    is 1.0 where none is.
+    """
+    misses = 1 - _checked_confidence(confidence)
+    ordered = sorted(reach, reverse=True)
+    for k in range(len(ordered), 0, -1):
+        least = ordered[k - 1]
+        if (k == len(ordered) or ordered[k] < least) and least >= 1 - misses / k:
+            return [r >= least for r in reach], 1 - misses / k
+    return [False] * len(reach), 1.0
+
+
+def superiority(a: Sequence[float], b: Sequence[float]) -> float:
+    """The effect size A: how often a sample of a is larger than one of b, ties counting half; 0 to 1.
+
+    0.5 means that neither tends to be larger; Cliff's delta is 2 A - 1. It is in the ranks alone, so
+    outliers weigh no more than others (A. Vargha and H. D. Delaney, A critique and improvement of the CL
+    common language effect size statistics of McGraw and Wong, 2000).
+
+    Raises:
+        UserError: no samples, or a NaN.
+    """
+    first, second = _checked("a", a), np.sort(_checked("b", b))
+    below = np.searchsorted(second, first, "left").sum() + np.searchsorted(second, first, "right").sum()
+    return float(below) / (2 * len(first) * len(second))
+
+
+def effect_word(size: float) -> str:
+    """ "negligible", "small", "medium" or "large": the borders of Vargha and Delaney, 0.56, 0.64 and 0.71.
+
+    Below 0.5 the same at 1 - size.
+    """
+    borders = ((0.71, "large"), (0.64, "medium"), (0.56, "small"))
+    # 1 - 0.29 is a rounding error away from 0.71.
+    further = round(max(size, 1 - size), 12)
+    return next((word for border, word in borders if further >= border), "negligible")
+
+
 def paired_test(a: Sequence[float], b: Sequence[float]) -> float:
     """Two-sided p-value of Wilcoxon's signed-rank test on the log-ratios of each round.
 

@@ -152,19 +152,21 @@ def test_seeds_with_noise_need_enough_of_them(judge):
 
 def test_intervals_without_samples_are_divided(judge):
     def ratio(low, value, high):
-        fields = {"quantity": "ratio", "unit": "1", "baseline": "torch/eager", "confidence": 0.96}
+        fields = {"quantity": "ratio", "unit": "1", "baseline": "torch/eager", "confidence": 0.98}
         return a_row(low=low, value=value, high=high, **fields)
 
     result = judge(ratio(0.9, 1.0, 1.1), ratio(1.8, 2.0, 2.2))
     assert result.verdict == "regression"
     assert result.ratio.low == pytest.approx(1.8 / 1.1)
     assert result.ratio.high == pytest.approx(2.2 / 0.9)
-    assert result.ratio.confidence == pytest.approx(0.96**2)
+    assert result.ratio.confidence == pytest.approx(0.98**2)
 
 
 def test_overlapping_intervals_without_samples_are_the_same(judge):
-    fields = {"quantity": "ratio", "unit": "1", "low": 0.9, "high": 1.2, "confidence": 0.96}
+    fields = {"quantity": "ratio", "unit": "1", "low": 0.9, "high": 1.2, "confidence": 0.98}
     assert judge(a_row(**fields), a_row(**{**fields, "value": 1.1})).verdict == "same"
+    fields["confidence"] = 0.96  # 0.96 squared is less than 0.95
+    assert judge(a_row(**fields), a_row(**{**fields, "value": 1.1})).verdict == "unknown"
 
 
 CORRECT = {"verdict": "ok", "error": 1e-7, "error_norm": "max_relative", "tolerance": 1e-5}
@@ -378,4 +380,95 @@ def test_samples_of_one_row_summarised_by_the_writer(judge):
         rows.append(a_row(samples=taken, value=i.value, low=i.low, high=i.high, confidence=i.confidence))
     result = judge(*rows)
     assert result.verdict == "regression"
-    assert result.ratio.confidence == 0.95
+    assert result.ratio.confidence >= 0.95
+
+
+def many(factors, n=20, **fields):
+    return [timed(f, seed=100 * n + i, n=n, node=str(i), **fields) for i, f in enumerate(factors)]
+
+
+@pytest.mark.parametrize(("measurements", "each"), [(1, 0.95), (5, 0.99), (50, 0.999)])
+def test_intervals_are_widened_over_all_comparisons(folder, measurements, each):
+    """Deterministic values and quantities without a direction are not judged by intervals, so not counted."""
+    others = [a_row(quantity="peak_memory", unit="B"), timed(quantity="frobnication")]
+    rows = [*many([1.0] * measurements), *others]
+    result = compare([folder(*rows, name="old"), folder(*rows)])
+    assert result.comparisons == measurements == sum(row.counted for row in result.rows)
+    assert result.each == pytest.approx(each)
+    assert all(row.ratio.confidence >= result.each for row in result.rows)
+
+
+def test_every_run_counts(folder):
+    rows = many([1.0] * 4)
+    runs = [folder(*rows, name=name) for name in "abc"]
+    assert compare(runs).comparisons == 8
+
+
+def test_a_change_that_is_clear_alone_may_be_chance_among_many(folder):
+    old, new = timed(n=13, node="0"), timed(1.12, seed=12, n=13, node="0")
+    rest = [timed(seed=i, n=13, node=str(i)) for i in range(1, 40)]
+    alone = compare([folder(old, name="a"), folder(new, name="b")], minimum=0.02)
+    among = compare([folder(old, *rest, name="c"), folder(new, *rest, name="d")], minimum=0.02)
+    assert [row.verdict for row in alone.rows] == ["regression"]
+    assert among.comparisons == 40 and not among.regressions
+    assert among.rows[0].ratio.low < alone.rows[0].ratio.low
+    assert among.rows[0].ratio.high > alone.rows[0].ratio.high
+
+
+def test_too_few_samples_for_so_many_comparisons_are_never_called(folder):
+    """7 samples of each side reach 0.969: enough for one comparison, not for twenty."""
+    one = compare([folder(*many([1.0], 7), name="a"), folder(*many([3.0], 7), name="b")])
+    assert [row.verdict for row in one.rows] == ["regression"]
+    result = compare([folder(*many([1.0] * 20, 7), name="c"), folder(*many([3.0] * 20, 7), name="d")])
+    assert {row.verdict for row in result.rows} == {"unknown"}
+    assert (result.comparisons, result.regressions) == (0, [])
+    enough = next(n for n in range(2, 99) if (1 - 2.0 ** (1 - n)) ** 2 >= 1 - 0.05 / 20)
+    assert result.rows[0].note == (
+        f"too few samples for a verdict: 7 and 7; {enough} and {enough} would do for all 20 comparisons"
+    )
+
+
+def test_measurements_with_too_few_samples_do_not_widen_the_others(folder):
+    few = [timed(n=3, node=f"few {i}") for i in range(50)]
+    old, new = [*many([1.0] * 2), *few], [*many([2.0] * 2), *few]
+    result = compare([folder(*old, name="old"), folder(*new)])
+    assert (result.comparisons, result.each) == (2, pytest.approx(0.975))
+    assert [row.verdict for row in result.rows] == ["regression"] * 2 + ["unknown"] * 50
+
+
+def test_equal_runs_have_no_regression_in_95_of_100_comparisons(folder):
+    """The rate of comparisons with any call, without a minimum: at most 5 %, over 20 measurements each."""
+    rng, called = np.random.default_rng(5), 0
+    repetitions = 60
+    for repetition in range(repetitions):
+        names = [f"{side}{repetition}" for side in ("old", "new")]
+        runs = []
+        for name in names:
+            samples = np.exp(0.1 * rng.standard_normal((20, 15)))
+            rows = [
+                a_row(node=str(i), samples=tuple(s), value=float(np.median(s))) for i, s in enumerate(samples)
+            ]
+            runs.append(folder(*rows, name=name))
+        result = compare(runs, minimum=0)
+        assert result.comparisons == 20
+        called += any(row.verdict != "same" for row in result.rows)
+    # Binomial with 60 draws of 0.05: more than 9 has a probability below 0.001.
+    assert called <= 9
+
+
+def test_effect_size(folder):
+    old, new = folder(timed(), a_row(node="one"), name="old"), folder(timed(5.0), a_row(node="one"))
+    timed_row, single = compare([old, new]).rows
+    assert timed_row.effect == 1.0 and compare([new, old]).rows[0].effect == 0.0
+    assert compare([old, old]).rows[0].effect == 0.5
+    assert single.effect is None
+    table = compare([old, new]).table()
+    assert [line["effect"] for line in table] == ["A = 1.00, large", ""]
+    assert compare([old, new]).to_dict()["rows"][0]["effect"] == {"superiority": 1.0, "word": "large"}
+
+
+def test_versions_of_backends_are_differences_of_the_machine(folder):
+    old = folder(timed(backend="generated", version="0.1, g++ 12"), name="old")
+    new = folder(timed(backend="generated", version="0.1, g++ 14"))
+    expected = [("new", "version of backend generated", "0.1, g++ 12", "0.1, g++ 14")]
+    assert compare([old, new]).machine == expected

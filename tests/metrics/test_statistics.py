@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from meta500.errors import UserError
 from meta500.metrics.statistics import (
     Interval,
+    effect_word,
+    independent_ratio,
+    judged_together,
     median_interval,
     paired_test,
     ratio_interval,
+    reachable,
+    samples_for,
+    superiority,
     verdict,
 )
 
@@ -203,3 +209,86 @@ def test_exchanging_the_two_exchanges_the_verdict(low, width, minimum):
 def test_bad_input_is_named(call, words):
     with pytest.raises(UserError, match=words):
         call()
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "confidence"), [(7, 7, 0.95), (6, 40, 0.95), (20, 12, 0.95), (15, 15, 0.99)]
+)
+def test_coverage_of_the_ratio_of_independent_medians(n, m, confidence):
+    draws = 2000
+    rng = np.random.default_rng(n)
+    hits = 0
+    for _ in range(draws):
+        a, b = 3.0 * np.exp(0.5 * rng.standard_normal(n)), np.exp(0.8 * rng.standard_normal(m))
+        interval = independent_ratio(a, b, confidence)
+        assert interval.confidence >= confidence
+        hits += interval.contains(3.0)
+    assert hits / draws >= at_least(confidence, draws)
+
+
+def test_the_ratio_of_too_few_samples_states_what_they_reach():
+    assert independent_ratio([2.0], [4.0]) == Interval(0.5, 0.5, 0.5, 0.0)
+    few = independent_ratio([2.0, 3.0, 4.0], [1.0, 2.0])
+    assert few == Interval(2.0, 1.0, 4.0, 0.75 * 0.5)
+    assert few.confidence == reachable(3, 2)
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.sampled_from([0.9, 0.95, 0.999]))
+def test_the_ratio_of_independent_samples_reaches_what_can_be_reached(n, m, confidence):
+    a, b = np.random.default_rng(n).random(n) + 1, np.random.default_rng(m).random(m) + 1
+    found, back = independent_ratio(a, b, confidence), independent_ratio(b, a, confidence)
+    assert found.low <= found.value <= found.high
+    assert (back.low, back.high) == pytest.approx((1 / found.high, 1 / found.low))
+    assert (found.confidence >= confidence - 1e-12) == (reachable(n, m) >= confidence)
+
+
+def test_samples_that_a_confidence_needs():
+    assert samples_for(0.95) == 7
+    assert reachable(6, 6) < 0.95 <= reachable(7, 7)
+    assert samples_for(0.9995) == 13
+
+
+@pytest.mark.parametrize(
+    ("reach", "expected"),
+    [
+        ([], ([], 1.0)),
+        ([0.94], ([False], 1.0)),
+        ([0.95], ([True], 0.95)),
+        ([0.97] * 2, ([False] * 2, 1.0)),  # two need 0.975 each, and one of two equal ones is no choice
+        ([0.98] * 2, ([True] * 2, 0.975)),
+        ([0.96, 0.999, 0.5], ([False, True, False], 0.95)),
+        ([0.98, 0.999, 0.0], ([True, True, False], 0.975)),
+    ],
+)
+def test_judged_together(reach, expected):
+    assert judged_together(reach) == (expected[0], pytest.approx(expected[1]))
+
+
+@given(st.lists(st.integers(1, 25), min_size=1, max_size=30))
+def test_those_judged_together_all_reach_what_they_need(counts):
+    reach = [reachable(n, n) for n in counts]
+    judged, each = judged_together(reach)
+    assert all(r >= each for r, counts_in in zip(reach, judged, strict=True) if counts_in)
+    least = min((r for r, counts_in in zip(reach, judged, strict=True) if counts_in), default=1.1)
+    assert all((r >= least) == counts_in for r, counts_in in zip(reach, judged, strict=True))
+    if any(judged):
+        assert each == pytest.approx(1 - 0.05 / sum(judged))
+
+
+def test_superiority_is_the_statistic_of_mann_and_whitney():
+    from scipy.stats import mannwhitneyu
+
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(0, 9, 23), rng.integers(2, 12, 31)
+    assert superiority(a, b) == pytest.approx(mannwhitneyu(a, b).statistic / (23 * 31))
+    assert superiority(a, b) + superiority(b, a) == pytest.approx(1.0)
+    assert superiority([3, 4], [1, 2]) == 1.0 and superiority([1], [1]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("size", "word"),
+    [(0.5, "negligible"), (0.55, "negligible"), (0.56, "small"), (0.64, "medium"), (0.71, "large"),
+     (0.29, "large"), (0.36, "medium"), (0.44, "small"), (0.45, "negligible")],
+)  # fmt: skip
+def test_words_of_effects(size, word):
+    assert effect_word(size) == word
