@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from collections import Counter
 
@@ -10,6 +11,10 @@ from collections import Counter
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+# Shells start background jobs with Ctrl-C ignored, and what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What tests and the processes that they start compile is kept in a folder of its own, shared by the workers of
 # pytest-xdist (they inherit the variable) and removed by the process that made it.
