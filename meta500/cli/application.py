@@ -22,6 +22,7 @@ from meta500.cli import (
     scale,
     study,
     train,
+    watch,
 )
 
 application = typer.Typer(
@@ -54,6 +55,7 @@ def options(
 
 application.command("bench")(bench.bench)
 application.command("train")(train.train)
+application.command("watch")(watch.watch)
 application.command("compare")(compare.compare)
 application.add_typer(history.history, name="history")
 application.command("plot")(plot.plot)
