@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -259,6 +260,30 @@ def check_parameters(model: Model, names: Iterable[str]) -> tuple[str, ...]:
             raise UserError(f"parameter '{name}' is no initializer of {model.path or model.name}")
         if not is_floating(array.dtype):
             raise UserError(f"parameter '{name}' is {array.dtype}; parameters are floating point")
+    return names
+
+
+def parameters_text(names: Sequence[str]) -> str:
+    """Names of parameters as one metadata text: a line each, or a JSON list where lines would not tell them
+    apart."""
+    text = "\n".join(names)
+    return json.dumps(list(names)) if text.startswith("[") or any("\n" in name for name in names) else text
+
+
+def parameters_of_text(text: str) -> list[str]:
+    """The inverse of `parameters_text`.
+
+    Raises:
+        UserError: the text begins as a JSON list and is none of texts.
+    """
+    if not text.startswith("["):
+        return text.split("\n") if text else []
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"metadata '{PARAMETERS_KEY}': no list of parameter names: {text[:60]}")
     return names
 
 

@@ -19,7 +19,15 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from meta500.errors import UserError
 from meta500.graph.attributes import attribute_kind, attribute_value
 from meta500.graph.custom import custom_operations
-from meta500.graph.model import PARAMETERS_KEY, Annotation, Function, Graph, Model, check_parameters
+from meta500.graph.model import (
+    PARAMETERS_KEY,
+    Annotation,
+    Function,
+    Graph,
+    Model,
+    check_parameters,
+    parameters_of_text,
+)
 from meta500.graph.operation import AttributeReference, FunctionCall, Operation
 from meta500.graph.operators import OPERATORS, OPSETS
 from meta500.graph.types import SparseTensor, ValueType, dtype_from_onnx, type_from_proto
@@ -144,7 +152,7 @@ class _Parser:
         _check_calls(model)
         declared = metadata.get(PARAMETERS_KEY)
         if declared is not None:
-            model.trainable = check_parameters(model, declared.split("\n") if declared else [])
+            model.trainable = check_parameters(model, parameters_of_text(declared))
         return model
 
     def graph(self, proto: GraphProto, opsets: Mapping[str, int]) -> Graph:

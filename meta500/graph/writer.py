@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from meta500.errors import UserError
 from meta500.graph.custom import custom_operations, function_body
-from meta500.graph.model import PARAMETERS_KEY, Annotation, Function, Graph, Model
+from meta500.graph.model import PARAMETERS_KEY, Annotation, Function, Graph, Model, parameters_text
 from meta500.graph.operation import AttributeReference, FunctionCall, Operation
 from meta500.graph.types import SparseTensor, ValueType, type_to_proto
 
@@ -50,7 +50,7 @@ def model_to_proto(model: Model, weights: bool = True) -> ModelProto:
     proto.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in imports.items())
     metadata = dict(model.metadata)
     if model.trainable is not None:
-        metadata[PARAMETERS_KEY] = "\n".join(model.trainable)
+        metadata[PARAMETERS_KEY] = parameters_text(model.trainable)
     _write_metadata(proto, metadata)
     for data in model.training_info:
         proto.training_info.add().ParseFromString(data)

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
 from meta500.errors import UserError
-from meta500.graph import FunctionCall, Graph, SequenceType, TensorType, load, ops
+from meta500.graph import Builder, FunctionCall, Graph, SequenceType, TensorType, load, ops
 
 
 def graph_model(nodes, inputs=(), outputs=(), initializers=(), opset=21, **kwargs):
@@ -389,3 +389,28 @@ def test_declared_parameters():
     assert again.parameters == ()
     with pytest.raises(UserError, match="'nope' is no initializer"):
         load(proto, parameters=["nope"])
+
+
+@pytest.mark.parametrize("names", [["a\nb", "c"], ["[w]", "v"], ['["w"]'], ["w", "v"]])
+def test_parameters_keep_any_name(names, tmp_path):
+    builder = Builder("sum")
+    builder.input("x", "float32", (2,))
+    total = "x"
+    for name in names:
+        total = builder.add(ops.Add, total, builder.parameter(name, np.ones(2, np.float32)))
+    builder.output(total, "y")
+    model = builder.build()
+    model.save(tmp_path / "sum.onnx")
+    assert load(tmp_path / "sum.onnx").parameters == tuple(names)
+
+
+@pytest.mark.parametrize("text", ["[", '["w", 1]', '["v"]', "w\nx"])
+def test_a_list_of_parameters_that_does_not_fit_is_refused(text):
+    builder = Builder("sum")
+    builder.input("x", "float32", (2,))
+    builder.output(builder.add(ops.Add, "x", builder.parameter("w", np.ones(2, np.float32))), "y")
+    proto = builder.build().to_proto()
+    (entry,) = (entry for entry in proto.metadata_props if entry.key == "meta500.parameters")
+    entry.value = text
+    with pytest.raises(UserError, match="parameter"):
+        load(proto)
