@@ -50,7 +50,7 @@ def measured_tables(rows: Sequence[Row]) -> list[Shown]:
     """
     groups: dict[tuple[str, int, str, str, str, str], list[Row]] = {}
     for row in rows:
-        key = (row.quantity, row.level, row.phase, aspect_of(row), row.unit, row.baseline)
+        key = (row.quantity, row.level, row.phase, _aspect(row), row.unit, row.baseline)
         groups.setdefault(key, []).append(row)
     few: dict[tuple[int, str], list[Row]] = {}
     shown = []
@@ -96,6 +96,11 @@ def is_total(row: Row) -> bool:
     return row.level >= 2 and row.phase == "run"
 
 
+def _aspect(row: Row) -> str:
+    """What the protocol of a time, a ratio or the like is about, such as "overhead"."""
+    return aspect_of(row) if row.quantity in ORDER else ""
+
+
 def _place(quantity: str, level: int) -> tuple[int, int]:
     return (ORDER.index(quantity) if quantity in ORDER else len(ORDER), level)
 
@@ -103,7 +108,7 @@ def _place(quantity: str, level: int) -> tuple[int, int]:
 def _table_of(rows: Sequence[Row]) -> DataTable:
     """Lines are what was measured; columns who ran it, where these are few, or one of values."""
     first = rows[0]
-    quantity, phase, aspect = spaced(first.quantity), spaced(first.phase), aspect_of(first)
+    quantity, phase, aspect = spaced(first.quantity), spaced(first.phase), _aspect(first)
     name = quantity + (f" to {first.baseline}" if first.baseline else "")
     title = f"{LEVELS[first.level].capitalize()}: {', '.join(filter(None, (phase, aspect, name)))}"
     key = slug(first.quantity, first.level, first.phase, aspect, first.baseline)
