@@ -147,7 +147,7 @@ def _table_of(rows: Sequence[Row]) -> DataTable:
 def _further(rows: Sequence[Row]) -> DataTable:
     """Several quantities of one phase, of few rows each, with the unit in a column of its own."""
     first = rows[0]
-    what, who = _columns_of(rows), telling_fields(rows, WHO, ())
+    what, who = _differing(rows), telling_fields(rows, WHO, ())
     cells = []
     for row in rows:
         factor, unit = unit_for(row.unit, (row.value,))
@@ -178,10 +178,14 @@ def _result(row: Row | None, factor: float) -> Cell:
 
 def _columns_of(rows: Sequence[Row]) -> list[str]:
     """Fields of what was measured that differ, or one that is known where none does."""
-    fields = telling_fields(rows, WHAT, ("model", "node", "operator"))
-    differing = [name for name in fields if len({field_word(row, name) for row in rows}) > 1]
     known = [name for name in WHAT if field_word(rows[0], name)]
-    return differing or known[:1] or ["model"]
+    return _differing(rows) or known[:1] or ["model"]
+
+
+def _differing(rows: Sequence[Row]) -> list[str]:
+    """Fields of what was measured in which rows differ, as many as tell them apart."""
+    fields = telling_fields(rows, WHAT, ("model", "node", "operator"))
+    return [name for name in fields if len({field_word(row, name) for row in rows}) > 1]
 
 
 def who_ran(rows: Sequence[Row], without: Sequence[str] = ()) -> list[str]:
