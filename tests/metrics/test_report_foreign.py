@@ -3,6 +3,8 @@
 import csv
 import io
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -73,10 +75,26 @@ def test_a_wide_table_has_a_row_per_column_with_its_own_unit(table):
     assert rows == [
         Row(model="a", batch=8, value=0.0015, **time),
         Row(model="a", batch=8, value=2 * 2**20, **memory),
-        Row(model="b", batch=16, value=None, verdict="failed", **time),
-        Row(model="b", batch=16, value=None, verdict="unsupported", **memory),
+        Row(model="b", batch=16, value=None, verdict="failed", note="the table says 'OOM'", **time),
+        Row(model="b", batch=16, value=None, verdict="unsupported", note="the table says 'n/a'", **memory),
     ]
     assert notes == []
+
+
+def test_the_example_of_the_documentation_works(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "reports-tables.md").read_text(encoding="utf-8")
+    data, toml = (
+        re.search(pattern, text, re.S)[1] for pattern in (r"```\n(net;.*?)```", r"```toml\n(.*?)```")
+    )
+    (tmp_path / "theirs.csv").write_text(data)
+    (tmp_path / "map.toml").write_text(toml)
+    rows, _ = read_foreign(tmp_path / "theirs.csv", read_column_map(tmp_path / "map.toml"))
+    assert [(r.model, r.mode, r.batch, r.samples, r.value, r.verdict) for r in rows] == [
+        ("resnet50", "eager", 8, (0.0315, 0.0312), 0.03135, "not_compared"),
+        ("resnet50", "compile", 8, (0.0249, 0.0253), 0.0251, "not_compared"),
+        ("vgg16", "eager", 8, (), 0.0801, "not_compared"),
+        ("vgg16", "compile", 8, (), None, "failed"),
+    ]
 
 
 def test_cells_without_a_number_are_left_out_and_counted(table):

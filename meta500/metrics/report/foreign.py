@@ -188,6 +188,7 @@ def _row(line: _Line, value: ValueColumn, columns: ColumnMap) -> Row | None:
         if not verdict:
             return None
         entry["verdict"] = verdict
+        entry["note"] = entry.get("note") or f"the table says '{text}'"
     elif "samples" in columns.columns:
         entry["samples"] = tuple(number(value.column, part) for part in text.split())
     else:
