@@ -73,10 +73,11 @@ def _first_sentence(text: str | None) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text for a cell of a table: one line, without the signs that end a cell or begin a tag."""
-    return _term(text).replace("<", "&lt;").replace("[", "\\[").replace("*", "\\*")
+    """Text for a cell of a table: one line, without the signs that end a cell, begin a tag or a link."""
+    escaped = _term(text).replace("<", "&lt;").replace("|", "\\|")
+    return escaped.replace("[", "\\[").replace("*", "\\*")
 
 
 def _term(text: str) -> str:
-    """What goes between backticks in a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """What goes between backticks, where a sign is a sign (also "|", in the Markdown of MkDocs)."""
+    return " ".join(text.split())
