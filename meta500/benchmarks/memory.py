@@ -33,7 +33,8 @@ def peak_memory(
     """Run a few steps of ``phase`` ("inference" or "training_step") in a fresh process.
 
     Args:
-        model, model_options: as for ``meta500.models.create``.
+        model: as for ``meta500.models.create``.
+        model_options: as for ``meta500.models.create``.
         options: as for ``meta500.network``, ``backend`` among them.
         phase: what to run.
         seed: of the input data.

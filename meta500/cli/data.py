@@ -113,7 +113,7 @@ def get(
 @data.command("check")
 def check(name: Name, folder: Folder = None, dataset_option: Options = None, as_json: AsJson = False) -> None:
     """Check all files of a dataset: checksums, headers, lists, pictures; exit code 2 where one is wrong."""
-    from meta500.cli.options import pairs
+    from meta500.benchmarks.options import pairs
     from meta500.datasets.verification import verify
 
     found = verify(name, folder, pairs("--dataset-option", dataset_option))
@@ -165,8 +165,8 @@ def sample(
     as_json: AsJson = False,
 ) -> None:
     """Time how fast batches come, and see whether labels are drawn with a bias."""
+    from meta500.benchmarks.options import pairs
     from meta500.benchmarks.sampling import sampling_command
-    from meta500.cli.options import pairs
 
     raise typer.Exit(
         sampling_command(

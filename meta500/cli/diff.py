@@ -40,7 +40,7 @@ def diff(
 ) -> None:
     """Find the first node on which two backends differ; exit code 1 when there is one."""
     from meta500.benchmarks.differential.command import Request, diff_command
-    from meta500.cli.options import pairs
+    from meta500.benchmarks.options import pairs
 
     request = Request(
         model=model,

@@ -80,7 +80,7 @@ def cpp(
 ) -> None:
     """Show what the generated backend makes of a network, or write it as a program."""
     from meta500.benchmarks.generation.command import Request, generate_command, parse_shapes
-    from meta500.cli.options import pairs
+    from meta500.benchmarks.options import pairs
 
     generate_command(
         Request(

@@ -25,7 +25,7 @@ def models(
 ) -> None:
     """List the networks with parameters, operations and memory; or show one in detail."""
     from meta500 import models as networks
-    from meta500.cli.options import pairs
+    from meta500.benchmarks.options import pairs
     from meta500.errors import UserError
 
     if name is None:

@@ -64,9 +64,9 @@ def check(
     ] = None,
 ) -> None:
     """Check everything that a run needs, without running: exit code 0 if it could start, else 2."""
+    from meta500.benchmarks.options import pairs
     from meta500.benchmarks.recipes.checks import check as check_recipe
     from meta500.benchmarks.recipes.recipe import find, with_settings
-    from meta500.cli.options import pairs
 
     found = with_settings(find(name_or_file), pairs("--set", settings))
     check_recipe(found)
@@ -90,11 +90,11 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe with its seeds: exit code 0 reproduced, 1 not reproduced or failed, 3 undecided."""
+    from meta500.benchmarks.options import pairs
     from meta500.benchmarks.recipes.execution import exit_code, run_recipe
     from meta500.benchmarks.recipes.recipe import find, with_settings
     from meta500.benchmarks.recipes.report import conclusion, result, verdict_table
     from meta500.benchmarks.tables import console
-    from meta500.cli.options import pairs
 
     found = with_settings(find(name_or_file), pairs("--set", settings))
     folder, verdicts = run_recipe(found, seeds=seeds, out=out, quick=quick)

@@ -55,11 +55,11 @@ def scale(
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
 ) -> None:
     """Measure step times on few ranks, check the performance model against them, and predict for many."""
+    from meta500.benchmarks.options import pairs
     from meta500.benchmarks.scaling.analysis import Network
     from meta500.benchmarks.scaling.command import scale_command
     from meta500.benchmarks.scaling.job import Job
     from meta500.benchmarks.training import Setup
-    from meta500.cli.options import pairs
 
     named = {"mode": mode, "precision": precision}
     setup = Setup(
@@ -119,7 +119,7 @@ def _scheme_options(values: list[str] | None) -> dict[str, dict[str, object]]:
     Raises:
         UserError: an entry of another form.
     """
-    from meta500.cli.options import pairs
+    from meta500.benchmarks.options import pairs
     from meta500.errors import UserError
 
     found: dict[str, dict[str, object]] = {}

@@ -97,8 +97,8 @@ def abstraction_study(
     as_json: AsJson = False,
 ) -> None:
     """One network from PyTorch down to the vendor's library: time, memory, allocations, dispatch."""
+    from meta500.benchmarks.options import pairs
     from meta500.benchmarks.studies.abstraction import Settings, plan
-    from meta500.cli.options import pairs
 
     settings = Settings(
         quick=quick,

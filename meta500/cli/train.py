@@ -110,8 +110,8 @@ def train(
         raise typer.Exit(code)
     faults.supervise()
 
+    from meta500.benchmarks.options import pairs
     from meta500.benchmarks.training import Setup, train_command
-    from meta500.cli.options import pairs
 
     named = {"device": device, "mode": mode, "precision": precision, "threads": threads}
     values: dict[str, Any] = {

@@ -51,7 +51,8 @@ def save_files(
 
     Args:
         folder: made if it is missing; files of the same names are replaced.
-        train, validation: with the same inputs.
+        train: the training part.
+        validation: the other part, with the same inputs.
         storage: "exact" keeps every array's type; "uint8" stores the floating-point arrays, which must lie in
             [0, 1], as bytes, rounded to multiples of 1/255: a quarter of the size.
 

@@ -26,7 +26,7 @@ class LazyDataset(Samples):
     (uint8, their own size), and resizing, scaling and normalising come last.
 
     Args:
-        name, label, classes, licence, default_loss, ignore: see `Samples`.
+        name: see `Samples`, also for label, classes, licence, default_loss and ignore.
         length: number of samples.
         read: may be called by several threads at once, and can be pickled; a ``UserError`` that names the
             file where it cannot be read.

@@ -56,7 +56,8 @@ class DistributedRunner(Runner):
         partition: give every rank its own samples; False: all ranks get the same samples, each with its part
             of every image (`meta500.distributed.spatial`), and ``batch_size`` is that of the step.
         what: fields of the rows per rank, such as ``model``.
-        others: as for `meta500.metrics.Runner`; ``batch_size`` is that of one rank.
+        **options: as for `meta500.metrics.Runner`, which has the other arguments too; ``batch_size`` is that
+            of one rank.
     """
 
     _least_samples = 0

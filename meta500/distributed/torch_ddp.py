@@ -49,7 +49,7 @@ class DistributedDataParallel(DistributedOptimizer):
         find_unused_parameters: look in every pass for parameters that the loss doesn't depend on, as control
             flow in the network may need.
         host: name or address of the root for the process group, see :func:`torch_group.acquire`.
-        broadcast, loss_reduction, batch_input: see :class:`DistributedOptimizer`.
+        **common: ``broadcast``, ``loss_reduction`` and ``batch_input``, see :class:`DistributedOptimizer`.
 
     Raises:
         UserError: another backend or a reference optimizer, ranks that differ, or no process group.

@@ -80,7 +80,8 @@ class Builder:
 
         Args:
             operation: class from :mod:`meta500.graph.operators` or a custom one.
-            args, fields: its inputs (names of values) and attributes.
+            *args: its inputs (names of values) and attributes, in order.
+            **fields: inputs and attributes by name.
             name: name of the node; by default the operator with a number.
             outputs: how many outputs to take, or their names.
             follow_mode: the node trains in training steps and infers in inference (batch normalisation and

@@ -150,7 +150,8 @@ def compare(
         minimum: smallest relative change that counts, for all quantities or by quantity; by default
             5 %, and 2 % for accuracies.
         confidence: with which all judged intervals hold together.
-        higher_is_better, lower_is_better: further quantities with a known direction.
+        higher_is_better: further quantities of which more is better.
+        lower_is_better: further quantities of which less is better.
 
     Raises:
         UserError: fewer than two runs, a run has no measurement in common with the first, the

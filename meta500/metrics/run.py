@@ -217,8 +217,7 @@ class RunFolder:
         """Write one row; it survives the death of this process. An empty ``run_id`` is filled in.
 
         Raises:
-            UserError: the row belongs to another run, the run is over, or writing failed (the rows
-            so far
+            UserError: the row belongs to another run, the run is over, or writing failed (the rows so far
                 are intact then).
         """
         self.extend((row,))

@@ -24,8 +24,7 @@ class Interval:
     """An estimate and its confidence interval, all in the unit of the samples.
 
     ``confidence`` is the coverage that the interval really has, which order statistics can only
-    reach in
-    steps: usually a little more than was asked for, less if there were too few samples.
+    reach in steps: usually a little more than was asked for, less if there were too few samples.
     """
 
     value: float

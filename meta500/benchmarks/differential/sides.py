@@ -94,7 +94,7 @@ def side(text: str | Side) -> Side:
     Raises:
         UserError: an unknown backend or a malformed option.
     """
-    from meta500.cli.options import pairs
+    from meta500.benchmarks.options import pairs
 
     if isinstance(text, Side):
         return text

@@ -186,7 +186,8 @@ def draw_ratios(
     Args:
         quantity: for the axis: "time relative to plain PyTorch".
         interval: what the intervals are.
-        below, above: what it means to be left and right of 1: "faster", "slower".
+        below: what it means to be left of 1: "faster".
+        above: what it means to be right of 1: "slower".
 
     Raises:
         UserError: no ratio, or one that is not positive and finite or outside of its interval.

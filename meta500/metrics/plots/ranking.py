@@ -46,7 +46,8 @@ def draw_ranking(
 
     Args:
         parts: what is drawn, in any order.
-        quantity, unit: of the values, for the axis.
+        quantity: of the values, for the axis.
+        unit: of the values, for the axis.
         groups: in this order they get their colours, so that these are the same in several figures; groups
             that are missing here follow. Only groups with a bar are in the legend.
 

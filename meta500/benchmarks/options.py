@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the reading of ``key=value`` pairs."""
+"""Options that several commands share: the reading of ``key=value`` pairs."""
 
 from __future__ import annotations
 
