@@ -31,10 +31,14 @@ const json = async (path, options) => (await request(path, options)).json();
 const run = (id, rest = "") => `/api/runs/${encodeURIComponent(id)}${rest}`;
 
 export const choices = () => json("/api/choices");
-export const ranking = (metric) => json(`/api/ranking?metric=${encodeURIComponent(metric)}`);
 export const stop = (id) => json(run(id, "/stop"), { method: "POST" });
 export const log = async (id) => (await request(run(id, "/log"))).text();
 export const folder = (id) => run(id, "/folder.zip");
+
+export function ranking(metric, target = null) {
+  const query = new URLSearchParams(target === null ? { metric } : { metric, target });
+  return json(`/api/ranking?${query}`);
+}
 
 export function start(setup) {
   const headers = { "Content-Type": "application/json" };
@@ -58,6 +62,8 @@ export class Events {
   constructor(listeners) {
     this.listeners = listeners;
     this.ids = [];
+    // Without curves: the server refuses ids that it does not know, which only its list of runs can tell.
+    this.bare = false;
     this.source = null;
     this.timer = null;
     this.failures = 0;
@@ -68,6 +74,7 @@ export class Events {
 
   follow(ids) {
     this.ids = [...ids];
+    this.bare = false;
     this.open();
   }
 
@@ -80,10 +87,12 @@ export class Events {
   open() {
     this.close();
     if (document.hidden) return;
-    const query = this.ids.length ? `?ids=${this.ids.map(encodeURIComponent).join(",")}` : "";
+    const query = this.ids.length && !this.bare ? `?ids=${this.ids.map(encodeURIComponent).join(",")}` : "";
     const source = new EventSource(`/api/events${query}`);
+    let opened = false;
     this.source = source;
     source.addEventListener("open", () => {
+      opened = true;
       this.failures = 0;
       this.listeners.connection(true);
     });
@@ -94,6 +103,7 @@ export class Events {
       this.listeners.connection(false);
       // The browser would wait for its own time, or not try again at all after an answer with an error.
       this.close();
+      this.bare = !opened;
       const seconds = RETRY_SECONDS[Math.min(this.failures, RETRY_SECONDS.length - 1)];
       this.failures += 1;
       this.timer = setTimeout(() => this.open(), 1000 * seconds);

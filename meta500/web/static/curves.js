@@ -76,11 +76,11 @@ export class Curves {
 
   /** What is new of a run. */
   append(id, snapshot) {
-    if (!this.data.has(id)) this.data.set(id, {});
+    if (!this.data.has(id) || snapshot.reset) this.data.set(id, {});
     const known = this.data.get(id);
     for (const [name, points] of Object.entries(snapshot.series || {})) {
       known[name] ??= [];
-      for (const [samples, seconds, value] of points) known[name].push([samples, seconds, toNumber(value)]);
+      for (const point of points) known[name].push(point.map(toNumber));
     }
     this.redraw();
   }

@@ -82,7 +82,8 @@ export class Form {
       this.dependents();
     }
     this.preset(values);
-    this.form.dataset.ready = "true";
+    // Not through form.dataset, which is the field of that name.
+    this.form.setAttribute("data-ready", "true");
   }
 
   models() {

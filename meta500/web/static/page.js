@@ -19,7 +19,7 @@ const selection = new Selection((ids) => {
 });
 const runs = new Runs(selection);
 const curves = new Curves(selection, runs.name);
-const ranking = new Ranking(selection);
+const ranking = new Ranking();
 const form = new Form((id) => selection.show(id));
 const upload = new Upload((found) => form.add(found));
 
@@ -36,6 +36,7 @@ const events = new api.Events({
     // Runs that are gone from the server are gone from the plots too.
     const gone = selection.ids().filter((id) => !runs.runs.has(id));
     if (gone.length) selection.hide(...gone);
+    else if (events.bare) events.follow(selection.ids());
     for (const [id, snapshot] of Object.entries(data.curves)) curves.replace(id, snapshot);
     showSome(data.runs);
     curves.draw();
@@ -56,7 +57,8 @@ const events = new api.Events({
 async function loadChoices() {
   try {
     const choices = await api.choices();
-    upload.limits(choices.limits.upload);
+    upload.limits(choices.limits.max_upload);
+    selection.most = choices.limits.max_curves;
     form.fill(choices);
     ranking.metrics(choices.metrics);
     problem(find("form-error"), "");

@@ -12,17 +12,30 @@ const NAMES = {
   time_to_accuracy: "time to an accuracy",
 };
 
-// Columns: title, value to sort by, text, and whether it is a number.
+const name = (run) => runName({ ...run, setup: run });
+const words = (id, title) => ({ id, title, value: (run) => run[id], text: (run) => run[id] });
+const figure = (id, title, text) => ({
+  id,
+  title,
+  numeric: true,
+  value: (run) => toNumber(run[id]),
+  text: (run) => text(run[id]),
+});
+
+// Columns: title, value to sort by, text, whether it is a number, and the metric that it is for.
 const COLUMNS = [
   { id: "rank", title: "Rank", value: (run) => run.rank, text: (run) => String(run.rank ?? "–"), numeric: true },
-  { id: "name", title: "Run", value: runName, text: runName },
-  { id: "model", title: "Network", value: (run) => run.setup.model, text: (run) => run.setup.model },
-  { id: "dataset", title: "Dataset", value: (run) => run.setup.dataset, text: (run) => run.setup.dataset },
-  { id: "backend", title: "Backend", value: (run) => run.setup.backend, text: (run) => run.setup.backend },
-  { id: "optimizer", title: "Optimizer", value: (run) => run.setup.optimizer, text: (run) => run.setup.optimizer },
-  { id: "accuracy", title: "Accuracy", value: (run) => toNumber(run.accuracy), text: (run) => percent(run.accuracy), numeric: true },
-  { id: "loss", title: "Test loss", value: (run) => toNumber(run.loss), text: (run) => number(run.loss), numeric: true },
-  { id: "seconds", title: "Time", value: (run) => toNumber(run.seconds), text: (run) => duration(run.seconds), numeric: true },
+  { id: "name", title: "Run", value: name, text: name },
+  words("model", "Network"),
+  words("dataset", "Dataset"),
+  words("backend", "Backend"),
+  { ...words("optimizer", "Optimizer"), text: (run) => (run.native ? `${run.optimizer} (native)` : run.optimizer) },
+  figure("accuracy", "Accuracy", percent),
+  figure("best_accuracy", "Best accuracy", percent),
+  figure("loss", "Test loss", number),
+  figure("seconds", "Time", duration),
+  figure("epochs", "Epochs", number),
+  { ...figure("value", "Time to it", duration), only: "time_to_accuracy" },
 ];
 
 /** Order of two values, with numbers that are missing or NaN always last. */
@@ -34,22 +47,23 @@ export function order(a, b, descending) {
 }
 
 export class Ranking {
-  constructor(selection) {
-    this.selection = selection;
+  constructor() {
     this.found = null;
     this.sorted = { id: "rank", descending: false };
-    find("metric").addEventListener("change", () => {
-      this.sorted = { id: "rank", descending: false };
-      this.load();
-    });
-    const heads = COLUMNS.map((column) => {
-      const click = () => this.sort(column.id);
-      const button = make("button", { type: "button", textContent: column.title, on: { click } });
-      const head = make("th", { scope: "col", dataset: { id: column.id } }, button);
-      head.classList.toggle("number", Boolean(column.numeric));
-      return head;
-    });
-    find("ranking-table").tHead.append(make("tr", {}, ...heads));
+    for (const id of ["metric", "target"]) {
+      find(id).addEventListener("change", () => {
+        this.sorted = { id: "rank", descending: false };
+        this.load();
+      });
+    }
+    find("ranking-table").tHead.append(make("tr", {}, ...COLUMNS.map((column) => this.head(column))));
+  }
+
+  head({ id, title, numeric }) {
+    const button = make("button", { type: "button", textContent: title, on: { click: () => this.sort(id) } });
+    const made = make("th", { scope: "col", dataset: { id } }, button);
+    made.classList.toggle("number", Boolean(numeric));
+    return made;
   }
 
   /** What the server can rank by. */
@@ -61,9 +75,13 @@ export class Ranking {
   /** Ask the server for the ranking as it is now. */
   async load() {
     const metric = find("metric").value || "accuracy";
+    const timed = metric === "time_to_accuracy";
+    find("target-field").hidden = !timed;
+    this.asked = (this.asked || 0) + 1;
+    const asked = this.asked;
     try {
-      const found = await api.ranking(metric);
-      if (metric !== (find("metric").value || "accuracy")) return; // another one was chosen in the meantime
+      const found = await api.ranking(metric, timed ? find("target").value / 100 : null);
+      if (asked !== this.asked) return; // something else was asked in the meantime
       this.found = found;
       problem(find("ranking-error"), "");
       this.draw();
@@ -81,7 +99,9 @@ export class Ranking {
     const { id, descending } = this.sorted;
     const column = COLUMNS.find((one) => one.id === id);
     const runs = [...this.found.runs].sort((a, b) => order(column.value(a), column.value(b), descending));
+    const shown = COLUMNS.filter(({ only }) => !only || only === this.found.metric);
     for (const head of find("ranking-table").tHead.rows[0].cells) {
+      head.hidden = !shown.some((one) => one.id === head.dataset.id);
       if (head.dataset.id === id) head.setAttribute("aria-sort", descending ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     }
@@ -91,15 +111,16 @@ export class Ranking {
       made.classList.toggle("number", Boolean(one.numeric));
       return made;
     };
-    const rows = runs.map((run) => make("tr", { dataset: { id: run.id } }, ...COLUMNS.map((one) => cell(run, one))));
-    find("ranking-table").tBodies[0].replaceChildren(...rows);
+    const row = (run) => make("tr", { dataset: { id: run.id } }, ...shown.map((one) => cell(run, one)));
+    find("ranking-table").tBodies[0].replaceChildren(...runs.map(row));
     find("ranking-scroll").hidden = runs.length === 0;
     write(find("ranking-note"), this.note(runs.length));
   }
 
   note(finished) {
     const left = this.found.left_out;
-    const words = finished ? "" : "No run has finished yet.";
+    const name = (run) => runName({ ...run, setup: run });
+const words = finished ? "" : "No run has finished yet.";
     if (!left) return words;
     return `${words} ${left === 1 ? "One run is" : `${left} runs are`} left out: not finished.`.trim();
   }

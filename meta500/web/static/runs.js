@@ -30,7 +30,7 @@ export function setupLine(setup = {}) {
 export function stateLine(run) {
   if (run.state === "queued") return run.position ? `queued, number ${run.position} in line` : "queued";
   const phase = run.progress?.phase;
-  return run.state === "running" && phase ? `running, ${phase}` : run.state;
+  return run.state === "running" && ["training", "testing"].includes(phase) ? phase : run.state;
 }
 
 /** What a run has done so far, in words. */
@@ -38,7 +38,10 @@ export function progressLine(progress) {
   if (!progress) return "";
   const parts = [];
   if (progress.epochs) parts.push(`epoch ${progress.epoch} of ${progress.epochs}`);
-  if (progress.batches) parts.push(`batch ${progress.batch} of ${progress.batches}`);
+  if (progress.phase === "training" || progress.phase === "testing") {
+    const what = progress.phase === "testing" ? "test batch" : "batch";
+    parts.push(`${what} ${progress.batch}${progress.batches === null ? "" : ` of ${progress.batches}`}`);
+  }
   if (progress.samples_seen) parts.push(`${count(progress.samples_seen)} samples`);
   if (progress.loss !== null && progress.loss !== undefined) parts.push(`loss ${number(progress.loss)}`);
   if (progress.accuracy !== null && progress.accuracy !== undefined) {
@@ -164,7 +167,7 @@ export class Runs {
   }
 
   bar(card, run, name) {
-    const fraction = finished(run.progress);
+    const fraction = run.progress?.done ?? null;
     const known = run.state === "running" && fraction !== null;
     card.progress.hidden = run.state !== "starting" && run.state !== "running";
     card.progress.setAttribute("aria-label", `Progress of ${name}`);
@@ -177,8 +180,11 @@ export class Runs {
   }
 
   toggle(id) {
-    if (this.selection.place(id) < 0) this.selection.show(id);
-    else this.selection.hide(id);
+    const { selection } = this;
+    let text = "";
+    if (selection.place(id) >= 0) selection.hide(id);
+    else if (!selection.show(id)) text = `At most ${selection.most} runs are shown together; hide one first.`;
+    problem(find("runs-error"), text);
     this.draw();
   }
 
@@ -207,11 +213,4 @@ export class Runs {
       find("log-text").textContent = error.message;
     }
   }
-}
-
-/** Which part of a run's epochs is done, in [0, 1]; null where it is not known. */
-export function finished(progress) {
-  if (!progress?.epochs || !progress.epoch) return null;
-  const inEpoch = progress.batches ? Math.min(progress.batch / progress.batches, 1) : 0;
-  return Math.min((progress.epoch - 1 + inEpoch) / progress.epochs, 1);
 }

@@ -41,6 +41,7 @@ export class Selection {
     this.changed = changed;
     this.places = [];
     this.chosen = false;
+    this.most = 16;
     this.read();
     window.addEventListener("hashchange", () => {
       this.read();
@@ -52,7 +53,7 @@ export class Selection {
     const found = /^#show=(.*)$/.exec(window.location.hash);
     if (!found) return;
     this.chosen = true;
-    this.places = found[1].split(",").map((id) => (ID.test(id) ? id : ""));
+    this.places = found[1].split(",", this.most).map((id, k, all) => (ID.test(id) && all.indexOf(id) === k ? id : ""));
   }
 
   ids() {
@@ -64,12 +65,16 @@ export class Selection {
     return this.places.indexOf(id);
   }
 
+  /** Show these runs too; false if that would be more than the server sends curves of. */
   show(...ids) {
-    for (const id of ids.filter((one) => this.place(one) < 0)) {
+    const added = ids.filter((one) => this.place(one) < 0);
+    if (this.ids().length + added.length > this.most) return false;
+    for (const id of added) {
       const free = this.places.indexOf("");
       this.places[free < 0 ? this.places.length : free] = id;
     }
     this.keep();
+    return true;
   }
 
   hide(...ids) {

@@ -59,6 +59,10 @@ export class Upload {
     try {
       const found = await api.upload(file);
       find("upload-state").replaceChildren(summary(found));
+      if (!found.trainable) {
+        problem(error, `${found.name} cannot be trained: ${found.problem}`, true);
+        return;
+      }
       this.uploaded(found);
       announce(`${found.name} has been read and chosen as network.`);
     } catch (failure) {
@@ -81,7 +85,6 @@ function summary(upload) {
     ["Parameters", count(upload.parameters)],
     ["Operators", listed.join(", ")],
   ];
-  if (upload.problem) rows.push(["Problem", upload.problem]);
   return make("dl", {}, ...rows.flatMap(([name, text]) => [
     make("dt", { textContent: name }),
     make("dd", {}, foreign(text)),
