@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator, Iterable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from meta500.errors import UserError, choose
 from meta500.web import setups
@@ -38,6 +41,7 @@ HEARTBEAT = 15
 CURVES = 16
 # Seconds within which a listener must take what is sent.
 SEND = 20.0
+_LOG = logging.getLogger("meta500.web")
 
 
 class Page:
@@ -105,7 +109,7 @@ class Page:
         upload = setup["upload"]
         model = setup["model"] if upload is None else self.uploads.name(upload)
         path = None if upload is None else str(self.storage.upload(upload))
-        await self.inspectors.ask("setup", "the run", setup=setup, path=path)
+        await self.inspectors.ask("setup", "the run", setup=setup, path=path, shown=model)
         job = self.manager.add(setup, model)
         return JSONResponse(
             {"id": job.id, "state": job.state, "position": self.manager.position(job)}, HTTPStatus.CREATED
@@ -131,8 +135,9 @@ class Page:
         return await self._events(request, [self.manager.get(name).id for name in ids], single=False)
 
     async def _events(self, request: Request, ids: list[str], single: bool) -> Response:
-        stream = await self.feed.events(ids, single, request.headers.get("last-event-id"))
-        return EventSourceResponse(stream, ping=HEARTBEAT, send_timeout=SEND)
+        self.feed.check_room()
+        stream = self.feed.events(ids, single, request.headers.get("last-event-id"))
+        return _Events(stream, ping=HEARTBEAT, send_timeout=SEND)
 
     async def post_stop(self, request: Request) -> Response:
         _known(request)
@@ -217,6 +222,16 @@ class Page:
             Route("/api/ranking", self.get_ranking),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
+
+
+class _Events(EventSourceResponse):
+    """A stream of events that ends quietly where nobody takes them any more."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            _LOG.warning("a page took nothing for %g s and was let go", SEND)
 
 
 def application(

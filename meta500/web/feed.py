@@ -61,6 +61,8 @@ class Reader:
         live: None until there is a run folder.
         mark: up to where listeners have been told.
         progress: of the run, ready for JSON; None before there is any.
+        asked: when somebody wanted it last.
+        text: everything as JSON, until something is new.
     """
 
     def __init__(self) -> None:
@@ -68,6 +70,7 @@ class Reader:
         self.mark = 0
         self.progress: Any = None
         self.asked = -1.0
+        self.text: str | None = None
 
 
 class Feed:
@@ -88,6 +91,7 @@ class Feed:
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._closed = False
+        self._refreshed = -INTERVAL
 
     def changed(self, job: Job) -> None:
         """Note that a job's state is another one; told with the next messages."""
@@ -107,9 +111,9 @@ class Feed:
         """Read and tell twice per second while somebody listens, until cancelled."""
         while True:
             if self._listeners:
-                begin = time.monotonic()
                 await self.refresh()
-                await asyncio.sleep(max(0.05, INTERVAL - (time.monotonic() - begin)))
+                left = self._refreshed + INTERVAL - time.monotonic()
+                await asyncio.sleep(max(0.01, left))
             else:
                 self._wake.clear()
                 await self._wake.wait()
@@ -117,8 +121,11 @@ class Feed:
     # -- reading --------------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """Read what is new of the runs that are going, and tell it."""
+        """Read what is new of the runs that are going, and tell it; at most twice per second."""
         async with self._lock:
+            if time.monotonic() - self._refreshed < INTERVAL:
+                return
+            self._refreshed = time.monotonic()
             news: dict[str, str | None] = {}
             for job in list(self.manager.jobs.values()):
                 if job.state not in ("queued", *FINAL) or job.id in self._dirty:
@@ -143,7 +150,7 @@ class Feed:
         elif not reader.live.poll():
             return None
         news = reader.live.since(reader.mark)
-        reader.mark, reader.progress = news["mark"], news.get("progress")
+        reader.mark, reader.progress, reader.text = news["mark"], news["progress"], None
         return _json(news)
 
     def _open(self, job: Job) -> LiveRun | None:
@@ -162,13 +169,17 @@ class Feed:
         reader = self._readers.setdefault(job.id, Reader())
         reader.asked = time.monotonic()
         if reader.live is None:
-            await self._read(job)
+            # Those who listen already are to hear of it too.
+            news = await self._read(job)
+            if news:
+                self._tell([job], news)
         live = reader.live
         if live is None:
             return "null"
-        found = _json(await asyncio.to_thread(live.snapshot))
+        if reader.text is None:
+            reader.text = await asyncio.to_thread(lambda: _json(live.snapshot()))
         self._forget()
-        return found
+        return reader.text
 
     def _forget(self) -> None:
         """Drop readers of runs that are over and were not asked for longest."""
@@ -179,8 +190,7 @@ class Feed:
             if self.manager.jobs[name].state in FINAL and name not in wanted and reader.live is not None
         ]
         for name in sorted(over, key=lambda name: self._readers[name].asked)[:-_KEPT]:
-            self._readers[name].live = None
-            self._readers[name].mark = 0
+            self._readers[name] = Reader()
 
     # -- telling --------------------------------------------------------------------------------------
 
@@ -241,23 +251,38 @@ class Feed:
             [self.boot, *(str(self._readers[name].mark) if name in self._readers else "0" for name in ids)]
         )
 
-    async def events(self, ids: Sequence[str], single: bool, last: str | None) -> AsyncIterator[bytes]:
-        """The messages for one connection: first everything, or what is new after ``last``.
+    def check_room(self) -> None:
+        """Refuse one more connection where too many are open.
 
         Raises:
-            Refusal: too many listen already.
+            Refusal: see above.
         """
         if len(self._listeners) >= self.limits.clients:
             raise Refusal(
-                HTTPStatus.SERVICE_UNAVAILABLE, f"{len(self._listeners)} connections are open already"
+                HTTPStatus.SERVICE_UNAVAILABLE, f"{len(self._listeners)} pages watch already, the most here"
             )
+
+    async def events(self, ids: Sequence[str], single: bool, last: str | None) -> AsyncIterator[bytes]:
+        """The messages for one connection: first everything, or what is new after the event ``last``."""
         listener = Listener(ids, single)
         await self.refresh()
         async with self._lock:
             first = await self._first(listener, last)
             self._listeners.append(listener)
-        self._wake.set()
-        return self._stream(listener, first)
+        try:
+            self._wake.set()
+            yield first
+            job = self.manager.jobs[listener.ids[0]] if single else None
+            if job is not None and job.state in FINAL and listener.queue.empty():
+                yield event("end", self._mark(listener.ids), _json(self.summary(job)))
+                return
+            while not self._closed or not listener.queue.empty():
+                message = await listener.queue.get()
+                if message is None:
+                    return
+                yield message
+        finally:
+            self._listeners.remove(listener)
 
     async def _first(self, listener: Listener, last: str | None) -> bytes:
         known = self._known(listener.ids, last)
@@ -291,21 +316,6 @@ class Feed:
             if name not in readers or readers[name].live is None or mark > readers[name].mark:
                 return None
         return found
-
-    async def _stream(self, listener: Listener, first: bytes) -> AsyncIterator[bytes]:
-        try:
-            yield first
-            job = self.manager.jobs[listener.ids[0]] if listener.single else None
-            if job is not None and job.state in FINAL and listener.queue.empty():
-                yield event("end", self._mark(listener.ids), _json(self.summary(job)))
-                return
-            while not self._closed or not listener.queue.empty():
-                message = await listener.queue.get()
-                if message is None:
-                    return
-                yield message
-        finally:
-            self._listeners.remove(listener)
 
 
 def event(kind: str, number: str, data: str) -> bytes:

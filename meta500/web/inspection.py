@@ -31,7 +31,10 @@ def main() -> None:
     try:
         answer = TASKS[request["task"]](request)
     except UserError as error:
-        answer = {"problem": str(error)}
+        text = str(error)
+        if request.get("path"):
+            text = text.replace(request["path"], request["shown"])
+        answer = {"problem": text}
     except MemoryError:
         answer = {"problem": "needs more memory than this server allows"}
     except RecursionError:

@@ -35,8 +35,12 @@ class Inspectors:
         self._turns = asyncio.Semaphore(together)
         self._waiting, self._most = 0, 8 * together
 
-    async def ask(self, task: str, subject: str, **request: Any) -> dict[str, Any]:
-        """The answer of ``task``; ``subject`` is what a message is about, such as "the file".
+    async def ask(
+        self, task: str, subject: str, *, memory: int | None = None, **request: Any
+    ) -> dict[str, Any]:
+        """The answer of ``task``; ``subject`` is what a message is about, such as "the run".
+
+        ``memory`` replaces the bound of all.
 
         Raises:
             UserError: what the task found wrong, or that it broke a bound.
@@ -49,12 +53,12 @@ class Inspectors:
         self._waiting += 1
         try:
             async with self._turns:
-                return await self._asked(task, subject, request)
+                return await self._asked(task, subject, {"memory": memory or self.memory, **request})
         finally:
             self._waiting -= 1
 
     async def _asked(self, task: str, subject: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        full = {"task": task, "memory": self.memory, "seconds": self.seconds, **request}
+        full = {"task": task, "seconds": self.seconds, **request}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "meta500.web.inspection"),
             stdin=asyncio.subprocess.PIPE,

@@ -264,7 +264,12 @@ class Manager:
                 status = "interrupted"
         if job.stopping and status != "finished":
             status = "stopped"
-        job.results = results(folder)
+        try:
+            job.results = results(folder)
+        except Exception:  # whatever is in the folder, the other runs go on
+            _LOG.exception("reading the results of %s", job.id)
+        if job.setup.get("upload"):
+            message = message.replace(str(self.storage.upload(job.setup["upload"])), job.model)
         self._end(job, status if status in FINAL else "failed", message, tell=False)
 
     def _end(self, job: Job, state: str, message: str, *, tell: bool = True) -> None:

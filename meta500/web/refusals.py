@@ -20,4 +20,6 @@ class Refusal(UserError):
 def answer(error: UserError) -> JSONResponse:
     """The error as JSON; what is no `Refusal` is input that does not fit (422)."""
     status = error.status if isinstance(error, Refusal) else HTTPStatus.UNPROCESSABLE_ENTITY
-    return JSONResponse({"error": str(error)}, status)
+    # What came from outside may hold half of a character.
+    text = str(error).encode("utf-8", "backslashreplace").decode()
+    return JSONResponse({"error": text}, status)

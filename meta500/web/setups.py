@@ -181,7 +181,7 @@ def _simple(key: str, value: Any) -> None:
         return
     if value is None or isinstance(value, bool):
         return
-    if isinstance(value, int | float) and math.isfinite(value) and abs(value) < 2**63:
+    if isinstance(value, int | float) and abs(value) < 2**63:
         return
     raise UserError(
         f"{key} must be a number, true, false, a word of letters, digits, '_' and '-', or a list of these; "

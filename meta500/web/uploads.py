@@ -18,13 +18,15 @@ from starlette.requests import ClientDisconnect, Request
 from meta500.errors import UserError
 from meta500.metrics.run import explained
 from meta500.web.inspectors import Inspectors
-from meta500.web.limits import MEBI, Limits
+from meta500.web.limits import GIBI, MEBI, Limits
 from meta500.web.refusals import Refusal
 from meta500.web.setups import NAME, label
 from meta500.web.storage import Storage, new_upload, now, write_json
 
 # Seconds within which the next part of a body must come.
 _PATIENCE = 30.0
+# Bytes of memory that reading one byte of a file may take.
+_EXPANSION = 5
 _FORM, _RAW = "multipart/form-data", ("application/octet-stream", "application/x-onnx", "")
 
 
@@ -82,7 +84,12 @@ class Uploads:
             size = partial.stat().st_size
             if not size:
                 raise UserError(f"{name}: is empty")
-            facts = await self.inspectors.ask("upload", f"{name}:", path=str(partial))
+            facts = await self.inspectors.ask(
+                *("upload", f"{name}:"),
+                memory=GIBI + _EXPANSION * self.limits.upload,
+                path=str(partial),
+                shown=name,
+            )
             facts = {"id": upload, "name": name, "bytes": size, "received": now(), **facts}
             self._make_room()
             write_json(path.with_suffix(".json"), facts)
