@@ -27,6 +27,7 @@ from meta500.metrics.runner import Runner
 from meta500.metrics.tickers import (
     AccuracyLimit,
     MetricTicker,
+    ProgressFile,
     ProgressTicker,
     RowsTicker,
     Summary,
@@ -251,6 +252,7 @@ def train(
             optimizer = ranks.distributed_optimizer(setup, optimizer, communication)
         chosen: list[Any] = [RowsTicker(folder, seconds=ROWS_SECONDS, **what)]
         if folder is not None:
+            chosen.append(ProgressFile())
             chosen += [create_log(name, **what) for name in dict.fromkeys(logs)]
         chosen += map(MetricTicker, setup.metrics)
         if setup.target_accuracy is not None:

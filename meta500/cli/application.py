@@ -20,8 +20,10 @@ from meta500.cli import (
     plot,
     recipe,
     scale,
+    serve,
     study,
     train,
+    watch,
 )
 
 application = typer.Typer(
@@ -54,6 +56,7 @@ def options(
 
 application.command("bench")(bench.bench)
 application.command("train")(train.train)
+application.command("watch")(watch.watch)
 application.command("compare")(compare.compare)
 application.add_typer(history.history, name="history")
 application.command("plot")(plot.plot)
@@ -66,4 +69,5 @@ application.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 application.add_typer(recipe.recipe, name="recipe")
 application.command("scale")(scale.scale)
 application.add_typer(study.study, name="study")
+application.command("serve")(serve.serve)
 application.command("info")(info.info)

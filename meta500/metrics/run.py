@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -45,7 +46,8 @@ REMEDIES = {
     errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
 }
 
-
+# Questions about the lock hold it for a moment.
+LOCK_TRIES = 10
 _APPENDING = os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 
@@ -147,7 +149,7 @@ class RunFolder:
         try:
             _lock(run._descriptor, run.path)
             # Whoever held the lock before may have written more.
-            run.info = _read_info(run.path / "run.json")
+            run.info = read_info(run.path / "run.json")
             size = _checkpoint_of(run)
             there = os.fstat(run._descriptor).st_size
             if there < size:
@@ -177,7 +179,7 @@ class RunFolder:
         folder = Path(path)
         if not folder.is_dir():
             raise UserError(f"{folder}: there is no such folder; name the folder of a run")
-        info = _read_info(folder / "run.json")
+        info = read_info(folder / "run.json")
         run = cls(folder, info, writable=False)
         if info["status"] == "running":
             run.problems.append(f"{folder}: the run is not finished: it is still going or was killed")
@@ -349,7 +351,7 @@ def note_end(path: str | Path, status: str, message: str) -> bool:
     """
     if status not in STATUSES[1:]:
         raise UserError(f"'{status}' is no final status; use one of {', '.join(STATUSES[1:])}")
-    info = _read_info(Path(path) / "run.json")
+    info = read_info(Path(path) / "run.json")
     if info["status"] != "running":
         return False
     finished = datetime.now(UTC).isoformat(timespec="seconds")
@@ -396,12 +398,42 @@ def _lock(descriptor: int, path: Path) -> None:
         import fcntl
     except ImportError:
         return
+    for left in reversed(range(LOCK_TRIES)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise UserError(f"{path}: another process is writing this run; wait for its end") from None
+            # Perhaps somebody only asks, see `being_written`.
+            time.sleep(0.01)
+        except OSError:
+            return  # a file system without locks
+        else:
+            return
+
+
+def being_written(path: str | Path) -> bool | None:
+    """Whether a process writes the rows of the run in folder ``path`` now; None where that cannot be known.
+
+    A run that is about to be made, or one on a file system without locks, is not known.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{path}: another process is writing this run; wait for its end") from None
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        descriptor = os.open(Path(path) / "rows.csv", os.O_RDONLY)
     except OSError:
-        return  # a file system without locks
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def explained(path: Path, error: OSError, state: str = "") -> UserError:
@@ -410,7 +442,12 @@ def explained(path: Path, error: OSError, state: str = "") -> UserError:
     return UserError(f"{path}: cannot be written: {remedy}" + (f" ({state})" if state else ""))
 
 
-def _read_info(path: Path) -> dict[str, Any]:
+def read_info(path: Path) -> dict[str, Any]:
+    """Contents of a run.json.
+
+    Raises:
+        UserError: there is none, or it is damaged or of a newer version.
+    """
     try:
         info = json.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:

@@ -21,7 +21,8 @@ from meta500.metrics.tickers import (
     StepLimit,
     TimeLimit,
 )
-from meta500.metrics.tickers.progress import RemainingTime, duration
+from meta500.metrics.tickers.pace import RemainingTime
+from meta500.metrics.tickers.progress import duration
 
 # -- metrics ------------------------------------------------------------------------------------
 

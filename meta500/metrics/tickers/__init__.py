@@ -12,6 +12,7 @@ from meta500.metrics.tickers.mlperf_writer import MlperfWriter
 from meta500.metrics.tickers.nan_abort import NanAbort
 from meta500.metrics.tickers.plots import PlotsTicker
 from meta500.metrics.tickers.progress import ProgressTicker
+from meta500.metrics.tickers.progress_file import ProgressFile
 from meta500.metrics.tickers.rows import RowsTicker
 from meta500.metrics.tickers.schedule import ScheduleTicker
 from meta500.metrics.tickers.step_times import StepTimesTicker
@@ -29,6 +30,7 @@ __all__ = [
     "MlperfWriter",
     "NanAbort",
     "PlotsTicker",
+    "ProgressFile",
     "ProgressTicker",
     "Reached",
     "RowsTicker",

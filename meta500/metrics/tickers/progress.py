@@ -2,57 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from meta500.metrics.events import RunState, Ticker
+from meta500.metrics.tickers.pace import Pace
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 REFRESH_NS = 100_000_000
-RECENT = 200
-
-
-class RemainingTime:
-    """Estimates how long a run still takes from its recent training and test batches, each kind on
-    its own.
-
-    The first training batch is left out, since it may compile. ``seconds()`` gives None until a
-    second one is known or when the number of batches is not. ``complete`` is False as long as test
-    batches are due of which none has been timed: the estimate is then a lower bound.
-    """
-
-    def __init__(self, epochs: int, train_batches: int | None, test_batches: int | None) -> None:
-        self.left = [None if n is None else epochs * n for n in (train_batches, test_batches)]
-        self._recent: tuple[deque[float], deque[float]] = (
-            deque(maxlen=RECENT),
-            deque(maxlen=RECENT),
-        )
-        self._first = True
-
-    def add(self, seconds: float, test: bool = False) -> None:
-        """One more batch is done; ``seconds`` includes its fetching and its tickers."""
-        left = self.left[test]
-        if left is not None:
-            self.left[test] = max(left - 1, 0)
-        if self._first and not test:
-            self._first = False
-        else:
-            self._recent[test].append(seconds)
-
-    @property
-    def complete(self) -> bool:
-        return not self.left[1] or bool(self._recent[1])
-
-    def seconds(self) -> float | None:
-        train, test = self.left
-        if train is None or test is None or (train and not self._recent[0]):
-            return None
-        means = [sum(recent) / len(recent) if recent else 0.0 for recent in self._recent]
-        return train * means[0] + test * means[1]
 
 
 class ProgressTicker(Ticker):
@@ -80,10 +39,7 @@ class ProgressTicker(Ticker):
             return
         from rich.progress import BarColumn, Progress, TextColumn
 
-        tested = state.runner.test_set is not None
-        self._remaining = RemainingTime(
-            state.epochs, state.train_batches, state.test_batches if tested else 0
-        )
+        self._pace = Pace(state)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -92,21 +48,14 @@ class ProgressTicker(Ticker):
             auto_refresh=False,
             transient=True,
         )
-        batches = None
-        if state.train_batches is not None and (not tested or state.test_batches is not None):
-            batches = state.epochs * (state.train_batches + (state.test_batches or 0))
-        self._task = self._bar.add_task("starting", total=batches, status="")
+        self._task = self._bar.add_task("starting", total=self._pace.batches, status="")
         self._shown_ns = 0
         self._bar.start()
 
     def restore_state(self, saved: Mapping[str, Any], state: RunState) -> None:
-        tests = state.epoch - state.first_epoch
-        done = ((state.train_batches or 0) * tests + state.batch, (state.test_batches or 0) * tests)
-        left = self._remaining.left if self._bar is not None else []
-        for kind, count in enumerate(left):
-            left[kind] = None if count is None else max(count - done[kind], 0)
         if self._bar is not None:
-            self._bar.update(self._task, completed=sum(done))
+            self._pace.restore(state)
+            self._bar.update(self._task, completed=self._pace.done)
 
     def before_training_set(self, state: RunState) -> None:
         self._begin(state, "training")
@@ -141,14 +90,12 @@ class ProgressTicker(Ticker):
     def _begin(self, state: RunState, what: str) -> None:
         if self._bar is not None:
             self._bar.update(self._task, description=f"{_epoch(state)} {what}")
-            self._mark_ns = time.perf_counter_ns()
+            self._pace.begin()
 
     def _advance(self, state: RunState, test: bool) -> None:
         if self._bar is None:
             return
-        now = time.perf_counter_ns()
-        self._remaining.add((now - self._mark_ns) * 1e-9, test)
-        self._mark_ns = now
+        now = self._pace.advance(test)
         due = now - self._shown_ns >= REFRESH_NS
         if not due:
             self._bar.advance(self._task)
@@ -157,9 +104,9 @@ class ProgressTicker(Ticker):
         parts = [f"loss {state.loss:.4g}"]
         if state.summary.accuracy is not None:
             parts.append(f"accuracy {100 * state.summary.accuracy:.2f} %")
-        left = self._remaining.seconds()
+        left = self._pace.remaining.seconds()
         if left is not None:
-            parts.append(f"{'' if self._remaining.complete else 'at least '}{duration(left)} left")
+            parts.append(f"{'' if self._pace.remaining.complete else 'at least '}{duration(left)} left")
         self._bar.update(self._task, advance=1, status="  ".join(parts))
         self._bar.refresh()
 

@@ -1,0 +1,92 @@
+"""How far a run is and how long it still takes, from the batches that were timed."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from meta500.metrics.events import RunState
+
+RECENT = 200
+
+
+class RemainingTime:
+    """Estimates how long a run still takes from its recent training and test batches, each kind on
+    its own.
+
+    The first training batch is left out, since it may compile. ``seconds()`` gives None until a
+    second one is known or when the number of batches is not. ``complete`` is False as long as test
+    batches are due of which none has been timed: the estimate is then a lower bound.
+    """
+
+    def __init__(self, epochs: int, train_batches: int | None, test_batches: int | None) -> None:
+        self.left = [None if n is None else epochs * n for n in (train_batches, test_batches)]
+        self._recent: tuple[deque[float], deque[float]] = (
+            deque(maxlen=RECENT),
+            deque(maxlen=RECENT),
+        )
+        self._first = True
+
+    def add(self, seconds: float, test: bool = False) -> None:
+        """One more batch is done; ``seconds`` includes its fetching and its tickers."""
+        left = self.left[test]
+        if left is not None:
+            self.left[test] = max(left - 1, 0)
+        if self._first and not test:
+            self._first = False
+        else:
+            self._recent[test].append(seconds)
+
+    @property
+    def complete(self) -> bool:
+        return not self.left[1] or bool(self._recent[1])
+
+    def seconds(self) -> float | None:
+        train, test = self.left
+        if train is None or test is None or (train and not self._recent[0]):
+            return None
+        means = [sum(recent) / len(recent) if recent else 0.0 for recent in self._recent]
+        return train * means[0] + test * means[1]
+
+
+class Pace:
+    """Counts the batches of a run, training and test, and times them for a `RemainingTime`.
+
+    Args:
+        state: the run, at its beginning.
+
+    Attributes:
+        batches: of the whole run; None where a sampler does not say how many it gives.
+        done: how many of them are.
+        remaining: the estimate.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        test_batches = state.test_batches if state.runner.test_set is not None else 0
+        self.remaining = RemainingTime(state.epochs, state.train_batches, test_batches)
+        self.batches: int | None = None
+        if state.train_batches is not None and test_batches is not None:
+            self.batches = state.epochs * (state.train_batches + test_batches)
+        self.done = 0
+        self._mark_ns = time.perf_counter_ns()
+
+    def restore(self, state: RunState) -> None:
+        """Count the batches that were done before the checkpoint from which the run goes on."""
+        tests = state.epoch - state.first_epoch
+        done = ((state.train_batches or 0) * tests + state.batch, (state.test_batches or 0) * tests)
+        left = self.remaining.left
+        for kind, count in enumerate(left):
+            left[kind] = None if count is None else max(count - done[kind], 0)
+        self.done = sum(done)
+
+    def begin(self) -> None:
+        """A training or test set begins; the time until now belongs to no batch."""
+        self._mark_ns = time.perf_counter_ns()
+
+    def advance(self, test: bool) -> int:
+        """One more batch is done; gives the time, in nanoseconds of ``time.perf_counter_ns``."""
+        now = time.perf_counter_ns()
+        self.remaining.add((now - self._mark_ns) * 1e-9, test)
+        self._mark_ns = now
+        self.done += 1
+        return now
