@@ -161,7 +161,8 @@ export class Runs {
     }
     card.folder.hidden = ["queued", "starting"].includes(run.state);
     card.log.hidden = run.state === "queued";
-    card.stop.disabled = this.stopping.has(run.id);
+    // Not disabled, which would take the focus away.
+    card.stop.setAttribute("aria-disabled", this.stopping.has(run.id));
     if (!active && document.activeElement === card.stop) card.show.focus();
     card.stop.hidden = !active;
   }
@@ -189,6 +190,7 @@ export class Runs {
   }
 
   async stop(id) {
+    if (this.stopping.has(id)) return;
     this.stopping.add(id);
     this.fill(this.runs.get(id));
     try {
