@@ -374,9 +374,8 @@ def test_both_themes_are_readable(visit, theme):
     page.click("#further > summary")
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (theme == "light")
-    if not page.locator("#legend li").count():
-        page.locator("li.run").first.get_by_role("button", name="Show").click()
-    page.locator("#loss-samples .xtick").first.wait_for()
+    start(page, theme)
+    moves(page, f"{theme}, training")
     measured = page.evaluate(CONTRASTS)
     assert len(measured) > 40
     assert [entry for entry in measured if entry[2] < 4.5] == []
@@ -423,7 +422,13 @@ def test_hostile_names_stay_text(visit, tmp_path):
     page.locator("#ranking-table tbody tr").filter(has_text="<img src=x").wait_for()
     # The hover label of a curve holds the run's name.
     page.locator("#loss-samples").scroll_into_view_if_needed()
-    page.evaluate("Plotly.Fx.hover('loss-samples', [{ curveNumber: 0, pointNumber: 3 }])")
+    page.evaluate(
+        """() => {
+          const { data } = document.getElementById("loss-samples");
+          const curveNumber = data.findIndex((trace) => trace.name.startsWith("&lt;img"));
+          Plotly.Fx.hover("loss-samples", [{ curveNumber, pointNumber: 3 }]);
+        }"""
+    )
     page.locator("#loss-samples .hoverlayer .name").filter(has_text="<img").wait_for()
     card.get_by_role("button", name="Log").click()
     page.locator("dialog[open]").wait_for()

@@ -54,8 +54,8 @@ export function upload(file) {
 /**
  * Follow all runs, and the curves of some, for as long as the page is open.
  *
- * `follow(ids)` says whose curves are wanted. Listeners: `snapshot(data)` for everything, at first and after every
- * interruption; `update(data)` for what is new; `connection(live)` when it is lost and found again.
+ * `follow(ids)` says whose curves are wanted. Listeners: `snapshot(data)` for everything, at first and after
+ * every interruption; `update(data)` for what is new; `connection(live)` when it is lost and found again.
  * While the page is hidden it listens to nothing: a browser opens few connections to one server.
  */
 export class Events {

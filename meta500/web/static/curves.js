@@ -116,10 +116,11 @@ export class Curves {
   }
 
   legend(ids) {
-    const key = JSON.stringify(ids.map((id) => [this.selection.place(id), this.label(id), darkTheme.matches]));
+    const place = (id) => this.selection.place(id);
+    const key = JSON.stringify([darkTheme.matches, ids.map((id) => [place(id), this.label(id)])]);
     if (key === this.legendKey) return;
     this.legendKey = key;
-    const entries = ids.map((id) => make("li", {}, swatch(this.selection.place(id)), foreign(this.label(id))));
+    const entries = ids.map((id) => make("li", {}, swatch(place(id)), foreign(this.label(id))));
     find("legend").replaceChildren(...entries);
   }
 
@@ -147,7 +148,7 @@ export class Curves {
 
   layout(plot) {
     const computed = getComputedStyle(document.documentElement);
-    const [ink, line] = [computed.getPropertyValue("--ink").trim(), computed.getPropertyValue("--line").trim()];
+    const [ink, line] = ["--ink", "--line"].map((name) => computed.getPropertyValue(name).trim());
     const axis = (title, logarithmic) => ({
       title: { text: title, standoff: 8 },
       type: logarithmic ? "log" : "linear",

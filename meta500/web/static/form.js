@@ -20,8 +20,8 @@ const shown = (value) => (typeof value === "string" ? value : JSON.stringify(val
 function optionFields(container, prefix, options) {
   const fields = Object.entries(options || {}).map(([name, value]) => {
     const id = `${prefix}.${name}`;
-    const input = make("input", { id, name: id, type: "text", placeholder: value === null ? "" : shown(value) });
-    input.spellcheck = false;
+    const input = make("input", { id, name: id, type: "text", spellcheck: false });
+    input.placeholder = value === null ? "" : shown(value);
     return make("div", { className: "field" }, make("label", { htmlFor: id, textContent: name }), input);
   });
   container.replaceChildren(...fields);
@@ -48,7 +48,7 @@ function fillSelect(select, groups) {
   if ([...select.options].some((one) => one.value === before)) select.value = before;
 }
 
-const named = (entries) => entries.map(({ name, title }) => ({ value: name, text: name, title: title || "" }));
+const named = (entries) => entries.map(({ name, title }) => ({ value: name, text: name, title }));
 
 export class Form {
   /** `started(id)` is called with the id of every run that was started. */
@@ -76,7 +76,7 @@ export class Form {
     fillSelect(find("backend"), [{ choices: named(choices.backends) }]);
     if (choices.limits.threads) find("threads").max = choices.limits.threads;
     const values = { ...choices.defaults, ...kept.values };
-    // Optimizers follow from the backend, and options from everything: each is there only after the one before.
+    // Optimizers follow from the backend, and options from everything: each is there after the one before.
     for (let k = 0; k < 3; k += 1) {
       this.preset(values);
       this.dependents();
@@ -99,8 +99,9 @@ export class Form {
       const field = this.form.elements.namedItem(name);
       if (!field) continue;
       if (value === null || field.type === "checkbox") continue;
-      const possible = field.tagName !== "SELECT" || [...field.options].some((one) => one.value === String(value));
-      if (possible) field.value = String(value);
+      const text = String(value);
+      const possible = field.tagName !== "SELECT" || [...field.options].some((one) => one.value === text);
+      if (possible) field.value = text;
     }
   }
 

@@ -24,12 +24,12 @@ const figure = (id, title, text) => ({
 
 // Columns: title, value to sort by, text, whether it is a number, and the metric that it is for.
 const COLUMNS = [
-  { id: "rank", title: "Rank", value: (run) => run.rank, text: (run) => String(run.rank ?? "–"), numeric: true },
+  figure("rank", "Rank", number),
   { id: "name", title: "Run", value: name, text: name },
   words("model", "Network"),
   words("dataset", "Dataset"),
   words("backend", "Backend"),
-  { ...words("optimizer", "Optimizer"), text: (run) => (run.native ? `${run.optimizer} (native)` : run.optimizer) },
+  { ...words("optimizer", "Optimizer"), text: (run) => run.optimizer + (run.native ? " (native)" : "") },
   figure("accuracy", "Accuracy", percent),
   figure("best_accuracy", "Best accuracy", percent),
   figure("loss", "Test loss", number),

@@ -3,8 +3,8 @@
 
 const ID = /^[A-Za-z0-9_-]{1,80}$/;
 const COLOURS = 6;
-// Okabe and Ito, "Color Universal Design" (2008), told apart with all common kinds of colour blindness: of their
-// colours the dark ones on white and the pale ones on black, so that each stands out from the paper (3:1).
+// After Okabe and Ito, "Color Universal Design" (2008), told apart with all common kinds of colour blindness:
+// the darker colours on white and the paler ones on black, so that each stands out from the paper (3:1).
 const LIGHT = ["#0072b2", "#d55e00", "#008a64", "#b04a8a", "#000000", "#8a6500"];
 const DARK = ["#56b4e9", "#e69f00", "#2fc79a", "#e6a5cb", "#ffffff", "#f0e442"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
@@ -53,7 +53,8 @@ export class Selection {
     const found = /^#show=(.*)$/.exec(window.location.hash);
     if (!found) return;
     this.chosen = true;
-    this.places = found[1].split(",", this.most).map((id, k, all) => (ID.test(id) && all.indexOf(id) === k ? id : ""));
+    const ids = found[1].split(",", this.most);
+    this.places = ids.map((id, k) => (ID.test(id) && ids.indexOf(id) === k ? id : ""));
   }
 
   ids() {

@@ -16,7 +16,9 @@ export class Upload {
       this.send([...input.files]);
       input.value = "";
     });
-    for (const event of ["dragenter", "dragover"]) document.addEventListener(event, (found) => this.over(found));
+    for (const event of ["dragenter", "dragover"]) {
+      document.addEventListener(event, (found) => this.over(found));
+    }
     for (const event of ["dragleave", "drop"]) {
       document.addEventListener(event, (found) => {
         if (event === "drop" || !found.relatedTarget) find("drop").classList.remove("over");
@@ -33,7 +35,8 @@ export class Upload {
   /** Largest file in bytes, if the server says so. */
   limits(limit) {
     this.limit = limit ?? null;
-    find("upload-hint").textContent = `Choose it, or drop it here${limit ? `; at most ${bytes(limit)}` : ""}.`;
+    const most = this.limit === null ? "" : `; at most ${bytes(limit)}`;
+    find("upload-hint").textContent = `Choose it, or drop it here${most}.`;
   }
 
   over(event) {
