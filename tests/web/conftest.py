@@ -29,9 +29,28 @@ LONG = {**SMALL, "epochs": 100_000}
 FINAL = ("finished", "failed", "interrupted", "stopped")
 
 
+# What `inspection.choices` finds, as far as tests without real runs need it.
+CHOICES = {
+    "models": [{"name": "mlp", "title": "", "options": {"hidden": [128, 64]}}],
+    "datasets": [{"name": "digits", "title": "", "options": {"test_fraction": 0.2}}],
+    "backends": [{"name": "numpy", "native": ["sgd"]}],
+    "optimizers": [{"name": "sgd", "learning_rate": 0.01, "options": {"weight_decay": 0.0}}],
+    "native": {"numpy": [{"name": "sgd", "learning_rate": 0.01, "options": {"weight_decay": 0.0}}]},
+    "limits": {"threads": 2},
+}
+
+
 @pytest.fixture
-def served(tmp_path):
-    """``served(token=..., **limits)`` gives a client of a server in this process, and its page."""
+def served(tmp_path, monkeypatch):
+    """``served(token=..., **limits)`` gives a client of a server in this process, and its page.
+
+    It offers `CHOICES` at once, where a real one looks first at what is installed.
+    """
+
+    async def offer(self):
+        return CHOICES
+
+    monkeypatch.setattr(Page, "_offer", offer)
     with contextlib.ExitStack() as stack:
 
         def start(*, token=None, hosts=(), runs=None, base="http://localhost", **limits):
