@@ -101,7 +101,7 @@ def test_parameters(served, query, words):
         ({"Content-Type": "application/json"}, b'{"\\ud800": 1}', 422, "unknown key"),
         (
             {"Content-Type": "application/json"},
-            b'{"model": "mlp", "backend": "numpy", "epochs": NaN}',
+            b'{"model": "mlp", "backend": "numpy", "optimizer": "sgd", "epochs": NaN}',
             422,
             "epochs must be",
         ),
