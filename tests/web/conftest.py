@@ -57,24 +57,20 @@ def served(tmp_path, monkeypatch):
             storage = Storage(runs or tmp_path / "runs")
             stack.callback(storage.close)
             page = Page(storage, Limits(**limits))
+            stack.callback(
+                lambda: [process.send(signal.SIGKILL) for process in page.manager._processes.values()]
+            )
             app = application(page, hosts=hosts, token=token)
             return stack.enter_context(TestClient(app, base_url=base, follow_redirects=False)), page
 
         yield start
 
 
-class Server:
-    """``meta500 serve`` as a process; ``url`` is where it says that it listens."""
+class Live:
+    """A server that is asked through ``client``."""
 
-    def __init__(self, runs, *options, **more):
-        command = [sys.executable, "-m", "meta500", "serve", "--port", "0", "--runs", str(runs), *options]
-        self.process = subprocess.Popen(
-            command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
-        )
-        line = self.process.stdout.readline()
-        assert line.startswith("Listening on "), line + self.process.stderr.read()
-        self.url, _, self.token = line.removeprefix("Listening on ").strip().partition("?token=")
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+    def __init__(self, client):
+        self.client = client
 
     def get(self, path):
         answer = self.client.get(path)
@@ -110,6 +106,20 @@ class Server:
             time.sleep(0.1)
         raise AssertionError(run)
 
+
+class Server(Live):
+    """``meta500 serve`` as a process; ``url`` is where it says that it listens."""
+
+    def __init__(self, runs, *options, **more):
+        command = [sys.executable, "-m", "meta500", "serve", "--port", "0", "--runs", str(runs), *options]
+        self.process = subprocess.Popen(
+            command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+        )
+        line = self.process.stdout.readline()
+        assert line.startswith("Listening on "), line + self.process.stderr.read()
+        self.url, _, self.token = line.removeprefix("Listening on ").strip().partition("?token=")
+        super().__init__(httpx.Client(base_url=self.url, timeout=60))
+
     def kill(self):
         """kill -9: the server alone, not what it started."""
         self.process.kill()
@@ -123,6 +133,12 @@ class Server:
         out, err = self.process.communicate(timeout=60)
         self.client.close()
         return out, err
+
+
+@pytest.fixture
+def inside(served):
+    """``inside(**limits)``: a server in this process, as a `Live`; its runs are processes all the same."""
+    return lambda **limits: Live(served(**limits)[0])
 
 
 @pytest.fixture

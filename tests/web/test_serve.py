@@ -63,8 +63,8 @@ def _series(data):
     return part.get("series", {})
 
 
-def test_queue_stop_and_limits(server, tmp_path, long):
-    live = server("--max-running", "1", "--max-queued", "2")
+def test_queue_stop_and_limits(inside, tmp_path, long):
+    live = inside(running=1, queued=2)
     jobs = [live.start(long) for _ in range(3)]
     full = live.client.post("/api/runs", json=long)
     assert full.status_code == 429 and "2 wait" in full.json()["error"]
@@ -85,9 +85,9 @@ def test_queue_stop_and_limits(server, tmp_path, long):
     assert live.get("/api/ranking")["left_out"] == 3
 
 
-def test_stop_of_what_ignores_ctrl_c(server, tmp_path, long, monkeypatch):
-    """SIGINT, then SIGTERM: a process that is busy with something else ends too."""
-    live = server()
+def test_stop_of_what_ignores_ctrl_c(inside, tmp_path, long):
+    """SIGINT, then SIGTERM, then SIGKILL, which no process can ignore."""
+    live = inside(grace=1.0)
     job = live.start(long)
     live.training(job)
     process = pid_of(tmp_path / "runs", job)
@@ -184,8 +184,8 @@ def test_many_clients_hear_the_same(server, small, events):
     assert len(heard[0][0]) == 3 and heard[0][1] == "end"
 
 
-def test_run_that_fails_by_itself(server):
-    live = server()
+def test_run_that_fails_by_itself(inside):
+    live = inside()
     job = live.start(
         {"model": "mlp", "backend": "numpy", "optimizer": "sgd", "learning_rate": 1e6, "epochs": 3}
     )
@@ -193,8 +193,8 @@ def test_run_that_fails_by_itself(server):
     assert "loss" in run["message"].lower() or "nan" in run["message"].lower(), run
 
 
-def test_run_that_is_killed(server, tmp_path, long):
-    live = server()
+def test_run_that_is_killed(inside, tmp_path, long):
+    live = inside()
     job = live.start(long)
     live.training(job)
     os.kill(pid_of(tmp_path / "runs", job), signal.SIGKILL)
