@@ -20,6 +20,7 @@ from meta500.cli import (
     plot,
     recipe,
     scale,
+    serve,
     study,
     train,
     watch,
@@ -68,4 +69,5 @@ application.command("launch", context_settings=launch.SETTINGS)(launch.launch)
 application.add_typer(recipe.recipe, name="recipe")
 application.command("scale")(scale.scale)
 application.add_typer(study.study, name="study")
+application.command("serve")(serve.serve)
 application.command("info")(info.info)

@@ -1,0 +1,374 @@
+"""The figures of the live page's server: what watching costs, and what it survives.
+
+    python benchmarks/live_page.py clients [--clients 50] [--segments 12] [--seconds 6] [--threads 1]
+    python benchmarks/live_page.py uploads [--files 200] [--seed 0]
+    python benchmarks/live_page.py restart [--kills 5]
+    python benchmarks/live_page.py disk
+
+Each starts servers of its own in a temporary folder, prints a table and writes its figures as JSON to
+``--out``, by default live_page-NAME.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+from hostile_files import KINDS, TRACE
+
+from meta500.metrics import RunFolder, ratio_interval
+from meta500.metrics.machine import environment
+
+LONG = {"model": "mlp", "dataset": "digits", "backend": "numpy", "optimizer": "sgd", "epochs": 100_000}
+
+
+class Server:
+    """``meta500 serve`` in a process of its own."""
+
+    def __init__(self, runs: Path, *options: str, **more: Any) -> None:
+        self.runs = runs
+        command = [sys.executable, "-m", "meta500", "serve", "--port", "0", "--runs", str(runs), *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().removeprefix("Listening on ").strip()
+        self.client = httpx.Client(base_url=self.url, timeout=90)
+
+    def start(self, **setup: Any) -> str:
+        """Start a run and give its identifier."""
+        answer = self.client.post("/api/runs", json={**LONG, **setup})
+        answer.raise_for_status()
+        return str(answer.json()["id"])
+
+    def wait(self, job: str, *states: str) -> dict[str, Any]:
+        """The run, as soon as it is in one of ``states``."""
+        while True:
+            run: dict[str, Any] = self.client.get(f"/api/runs/{job}").json()
+            if run["state"] in states:
+                return run
+            time.sleep(0.1)
+
+    def training(self, job: str) -> None:
+        """Wait until the run has made steps."""
+        while not (self.client.get(f"/api/runs/{job}").json()["snapshot"] or {}).get("series"):
+            time.sleep(0.1)
+
+    def pid(self, job: str) -> int:
+        """The process of a run."""
+        return int(json.loads((self.runs / ".serve" / "jobs" / f"{job}.json").read_text())["pid"])
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait()
+        self.client.close()
+
+    def stop(self) -> None:
+        """Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait()
+        self.client.close()
+
+
+# -- clients ------------------------------------------------------------------------------------------
+
+
+def clients(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Step times of one run in alternating segments, with and without pages that watch it."""
+    live = Server(folder)
+    job = live.start(batch_size=options.batch, threads=options.threads, model_options={"hidden": [512, 512]})
+    live.training(job)
+    time.sleep(options.seconds)
+    segments: list[tuple[bool, float, float]] = []
+    heard = 0
+    for index in range(options.segments):
+        # Pairs in alternating order, so that a drift counts for neither.
+        watched = index % 4 in (1, 2)
+        before = _steps(live.runs / job)
+        if watched:
+            heard += asyncio.run(_watch(live.url, job, options.clients, options.seconds))
+        else:
+            time.sleep(options.seconds)
+        segments.append((watched, before, _steps(live.runs / job)))
+    time.sleep(2)
+    times = _step_times(live.runs / job)
+    live.stop()
+    # Half a second at both ends belongs to the change between the segments.
+    found: dict[bool, list[float]] = {True: [], False: []}
+    medians: dict[bool, list[float]] = {True: [], False: []}
+    for watched, first, last in segments:
+        steps = times[int(first) + 1 : int(last)]
+        cut = len(steps) // 12
+        found[watched] += list(steps[cut : len(steps) - cut])
+        medians[watched].append(float(np.median(steps[cut : len(steps) - cut])))
+    ratio = ratio_interval(medians[True], medians[False])
+    pairs = [w / a for w, a in zip(medians[True], medians[False], strict=True)]
+    print(
+        f"{options.clients} pages heard {heard} events in {options.segments // 2} segments of "
+        f"{options.seconds:g} s"
+    )
+    for watched, name in ((False, "nobody watches"), (True, f"{options.clients} pages watch")):
+        steps = found[watched]
+        print(f"{name:20} {1e3 * float(np.median(steps)):8.3f} ms per step (median of {len(steps)})")
+    print(f"ratio of segment medians {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]")
+    return {
+        "clients": options.clients,
+        "events": heard,
+        "segments": len(segments),
+        "seconds": options.seconds,
+        "median_alone": float(np.median(found[False])),
+        "median_watched": float(np.median(found[True])),
+        "segment_medians_alone": medians[False],
+        "segment_medians_watched": medians[True],
+        "pairs": pairs,
+        "ratio": [ratio.value, ratio.low, ratio.high],
+    }
+
+
+def _steps(run: Path) -> float:
+    """Steps so far, as the run says itself."""
+    return float(json.loads((run / "progress.json").read_text())["step"])
+
+
+def _step_times(run: Path) -> np.ndarray:
+    """Seconds of every step."""
+    rows = RunFolder.open(run).rows
+    ends = [
+        t
+        for row in rows
+        if (row.phase, row.quantity) == ("training_step", "training_time")
+        for t in row.samples
+    ]
+    return np.diff(np.asarray(ends), prepend=0.0)
+
+
+async def _watch(url: str, job: str, count: int, seconds: float) -> int:
+    """Listen with ``count`` connections; gives the number of events heard."""
+
+    async def listen() -> int:
+        heard = 0
+        limits = httpx.Limits(max_connections=1)
+        async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits) as client:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds), client.stream("GET", f"/api/events?ids={job}") as stream:
+                    async for part in stream.aiter_raw():
+                        heard += part.count(b"event: ")
+        return heard
+
+    return sum(await asyncio.gather(*(listen() for _ in range(count))))
+
+
+# -- uploads ------------------------------------------------------------------------------------------
+
+
+def uploads(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Files of many kinds that are no models to train; each must be refused, and the server must live."""
+    live = Server(folder)
+    live.client.get("/api/choices")
+    server = psutil.Process(live.process.pid)
+    before = server.memory_info().rss
+    draw = random.Random(options.seed)
+    codes: dict[str, Counter[int]] = {name: Counter() for name in KINDS}
+    seconds: list[float] = []
+    peak = before
+    names = sorted(KINDS)
+    for index in range(options.files):
+        name = names[index % len(names)]
+        begin = time.perf_counter()
+        file = ("../../" + name + "\n<img src=x>.onnx", KINDS[name](draw))
+        answer = live.client.post("/api/uploads", files={"file": file})
+        seconds.append(time.perf_counter() - begin)
+        codes[name][answer.status_code] += 1
+        peak = max(peak, server.memory_info().rss)
+    left = list((folder / ".serve" / "uploads").iterdir())
+    alive = live.client.get("/api/runs").status_code == 200
+    accepted = sum(count for found in codes.values() for code, count in found.items() if code < 400)
+    failed = sum(count for found in codes.values() for code, count in found.items() if code >= 500)
+    for name, found in codes.items():
+        print(f"{name:22} " + ", ".join(f"{code}: {count}" for code, count in sorted(found.items())))
+    print(
+        f"{options.files} files: {accepted} accepted, {failed} errors of the server, {len(left)} files left; "
+        f"the server {'lives' if alive else 'is dead'}; memory {before / 2**20:.0f} MiB before, at most "
+        f"{peak / 2**20:.0f} MiB; median {1e3 * float(np.median(seconds)):.0f} ms"
+    )
+    live.stop()
+    return {
+        "files": options.files,
+        "accepted": accepted,
+        "server_errors": failed,
+        "left": len(left),
+        "alive": alive,
+        "rss_before": before,
+        "rss_peak": peak,
+        "median_seconds": float(np.median(seconds)),
+        "codes": {name: {str(code): count for code, count in found.items()} for name, found in codes.items()},
+        "executed": Path(TRACE).exists(),
+    }
+
+
+# -- restart ------------------------------------------------------------------------------------------
+
+
+def restart(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """kill -9 of the server in the middle of a run, again and again; the run must not notice."""
+    live = Server(folder)
+    job = live.start()
+    live.training(job)
+    process = live.pid(job)
+    gaps: list[float] = []
+    steps: list[float] = []
+    for _ in range(options.kills):
+        begin = _steps(folder / job)
+        live.kill()
+        time.sleep(1.0)
+        start = time.perf_counter()
+        live = Server(folder)
+        run = live.client.get(f"/api/runs/{job}").json()
+        gaps.append(time.perf_counter() - start)
+        assert run["state"] == "running" and psutil.pid_exists(process), run
+        time.sleep(1.5)
+        steps.append(_steps(folder / job) - begin)
+    live.client.post(f"/api/runs/{job}/stop")
+    run = live.wait(job, "stopped", "interrupted", "failed", "finished")
+    times = _step_times(folder / job)
+    live.stop()
+    print(
+        f"{options.kills} kills: the run went on each time by {min(steps):.0f} steps or more; found again "
+        f"after {float(np.median(gaps)):.2f} s (median); at the end {run['state']} with {len(times)} steps"
+    )
+    return {
+        "kills": options.kills,
+        "seconds": gaps,
+        "steps": steps,
+        "state": run["state"],
+        "rows": len(times),
+    }
+
+
+# -- disk ---------------------------------------------------------------------------------------------
+
+
+def disk(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """A disk that becomes full while a run writes, and one that is full when a run is to begin."""
+    found: dict[str, Any] = {}
+    way = tmpfs(folder)
+    if way is None:
+        print(
+            "no tmpfs can be mounted here without rights: files are limited to 40 kB by RLIMIT_FSIZE instead"
+        )
+
+        def little() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+        live = Server(folder, preexec_fn=little)
+        found["way"] = "RLIMIT_FSIZE"
+    else:
+        live = Server(way)
+        found["way"] = "tmpfs"
+    job = live.start(batch_size=1)
+    if way is not None:
+        live.training(job)
+        _fill(way / "filler")
+        refused = live.client.post("/api/runs", json=LONG)
+        print(f"starting: {refused.status_code} {refused.json()['error']}")
+        found["refused"] = [refused.status_code, refused.json()["error"]]
+    run = live.wait(job, "failed", "finished", "interrupted")
+    print(f"the run: {run['state']}: {run['message']}")
+    found |= {"state": run["state"], "message": run["message"]}
+    if way is not None:
+        (way / "filler").unlink()
+    again = live.wait(live.start(epochs=1), "finished", "failed")
+    print(f"the next run, with space again: {again['state']}")
+    found["next"] = again["state"]
+    live.stop()
+    return found
+
+
+def tmpfs(folder: Path) -> Path | None:
+    """A file system of 48 MiB, mounted in a namespace of this user; None where that is not allowed.
+
+    Processes enter such a namespace at their start, so this one starts itself again.
+    """
+    inside = "META500_NAMESPACE"
+    enter = ["unshare", "--user", "--map-root-user", "--mount"]
+    if inside not in os.environ:
+        if shutil.which("unshare") is None or subprocess.run([*enter, "true"], check=False).returncode:
+            return None
+        shutil.rmtree(folder)
+        os.environ[inside] = "1"
+        os.execvp(enter[0], [*enter, sys.executable, *sys.argv])
+    place = folder / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(place)]
+    return place if subprocess.run(mount, check=False).returncode == 0 else None
+
+
+def _fill(path: Path) -> None:
+    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+# -- all ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def temporary() -> Iterator[Path]:
+    """A folder that is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="meta500-live-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    """Run one subcommand."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="name", required=True)
+    one = commands.add_parser("clients", help=clients.__doc__)
+    one.add_argument("--clients", type=int, default=50)
+    one.add_argument("--segments", type=int, default=12)
+    one.add_argument("--seconds", type=float, default=6.0)
+    one.add_argument("--threads", type=int, default=1)
+    one.add_argument("--batch", type=int, default=64)
+    one = commands.add_parser("uploads", help=uploads.__doc__)
+    one.add_argument("--files", type=int, default=200)
+    one.add_argument("--seed", type=int, default=0)
+    one = commands.add_parser("restart", help=restart.__doc__)
+    one.add_argument("--kills", type=int, default=5)
+    commands.add_parser("disk", help=disk.__doc__)
+    for command in commands.choices.values():
+        command.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    tasks = {"clients": clients, "uploads": uploads, "restart": restart, "disk": disk}
+    with temporary() as folder:
+        found = tasks[options.name](options, folder)
+    out = options.out or Path(f"live_page-{options.name}.json")
+    out.write_text(
+        json.dumps({"name": options.name, **found, "environment": environment()}, indent=2, default=str)
+    )
+    print(f"Figures: {out}")
+
+
+if __name__ == "__main__":
+    main()
