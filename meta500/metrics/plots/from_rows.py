@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,52 +144,99 @@ def plots_from_run(folder: Any, formats: Sequence[str] = ("png", "pdf")) -> list
     # Fetching, sampling and the call of an empty network need no bars: they have other figures, or none.
     drawn = [r for r in rows if r.phase not in ("fetch", "measuring", "sampling")]
     for quantity in ("time", "throughput", "peak_memory", "first_call"):
-        written += _bar_pages([r for r in drawn if r.quantity == quantity], target, formats)
-    written += _ratio_pages([r for r in drawn if r.quantity == "ratio"], target, formats)
+        written += _write_bars([r for r in drawn if r.quantity == quantity], target, formats)
+    written += _write_ratios([r for r in drawn if r.quantity == "ratio"], target, formats)
     written += scaling_plots(rows, target, formats) + sampling_plots(rows, target, formats)
     return written + roofline_plots(rows, target, formats) + heatmap_plots(rows, target, formats)
 
 
-def _bar_pages(rows: Sequence[Row], target: Path, formats: Sequence[str]) -> list[Path]:
-    written: list[Path] = []
-    for key in dict.fromkeys((r.level, r.phase, r.unit, _aspect(r)) for r in rows):
-        level, phase, unit, aspect = key
-        group = [r for r in rows if (r.level, r.phase, r.unit, _aspect(r)) == key]
-        bars = bars_from_rows(group)
+@dataclass(frozen=True)
+class BarPage:
+    """One figure of bars: the name of its file without suffix, what is drawn, and the words of its axis.
+
+    Attributes:
+        rows: those that the bars were made of.
+        page: of so many ``pages`` with the same axis, counted from 1.
+    """
+
+    name: str
+    bars: list[Bar]
+    rows: list[Row]
+    quantity: str
+    unit: str
+    interval: str
+    page: int = 1
+    pages: int = 1
+
+
+@dataclass(frozen=True)
+class RatioPage:
+    """One figure of ratios: the name of its file without suffix, what is drawn, and the words of its axis."""
+
+    name: str
+    ratios: list[Ratio]
+    rows: list[Row]
+    quantity: str
+    interval: str
+    page: int = 1
+    pages: int = 1
+
+
+def bar_pages(rows: Sequence[Row]) -> Iterator[BarPage]:
+    """Figures of bars, one or several for each level, phase, unit and protocol; the rows are of one quantity.
+
+    Pages on which no bar has a value are left out.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.level, row.phase, row.unit, _aspect(row)), []).append(row)
+    for (level, phase, unit, aspect), group in groups.items():
         quantity = group[0].quantity
         name = _file_name(quantity, str(level), phase, *([aspect] if aspect else []))
-        for number, page in _pages(bars):
-            if not any(bar.known for bar in page):
-                continue
-            written += bar_plot(
-                page,
-                [target / f"{name}{number}.{kind}" for kind in formats],
-                quantity=f"{phase.replace('_', ' ')} {quantity.replace('_', ' ')}".strip(),
-                unit=unit,
-                interval=_interval_words(group),
-            )
-    return written
+        words = f"{phase.replace('_', ' ')} {quantity.replace('_', ' ')}".strip()
+        interval = _interval_words(group)
+        categories = describe(group, WHAT, ("model", "node", "operator"))
+        pages = list(_pages(bars_from_rows(group)))
+        for page, (number, bars) in enumerate(pages, start=1):
+            if any(bar.known for bar in bars):
+                chosen = {bar.category for bar in bars}
+                here = [row for row, what in zip(group, categories, strict=True) if what in chosen]
+                yield BarPage(f"{name}{number}", bars, here, words, unit, interval, page, len(pages))
 
 
-def _ratio_pages(rows: Sequence[Row], target: Path, formats: Sequence[str]) -> list[Path]:
-    written: list[Path] = []
-    for key in dict.fromkeys((r.level, r.baseline) for r in rows):
-        level, baseline = key
-        group = [r for r in rows if (r.level, r.baseline) == key]
+def ratio_pages(rows: Sequence[Row]) -> Iterator[RatioPage]:
+    """Figures of ratios, one or several for each level and baseline; the rows are of quantity "ratio"."""
+    by_baseline: dict[tuple[int, str], list[Row]] = {}
+    for row in rows:
+        by_baseline.setdefault((row.level, row.baseline), []).append(row)
+    for (level, baseline), group in by_baseline.items():
         phases = {r.phase for r in group}
         phase = phases.pop() if len(phases) == 1 else ""
         # A phase that all share is named once, at the axis.
         ratios, who = _on_one_line(ratios_from_rows([replace(r, phase="") if phase else r for r in group]))
         name = _file_name("ratio", str(level), baseline)
         time = f"{phase.replace('_', ' ')} time of {who}" if who else f"{phase.replace('_', ' ')} time"
-        time = time.strip()
-        for number, page in _ratio_chunks(ratios):
-            written += ratio_plot(
-                page,
-                [target / f"{name}{number}.{kind}" for kind in formats],
-                quantity=f"{time} relative to {baseline}" if baseline else "ratio of two measurements",
-                interval=_interval_words(group, "interval"),
-            )
+        quantity = f"{time.strip()} relative to {baseline}" if baseline else "ratio of two measurements"
+        interval = _interval_words(group, "interval")
+        pages = list(_ratio_chunks(ratios))
+        for page, (number, chosen) in enumerate(pages, start=1):
+            yield RatioPage(f"{name}{number}", chosen, group, quantity, interval, page, len(pages))
+
+
+def _write_bars(rows: Sequence[Row], target: Path, formats: Sequence[str]) -> list[Path]:
+    written: list[Path] = []
+    for page in bar_pages(rows):
+        paths = [target / f"{page.name}.{kind}" for kind in formats]
+        look = {"quantity": page.quantity, "unit": page.unit, "interval": page.interval}
+        written += bar_plot(page.bars, paths, **look)
+    return written
+
+
+def _write_ratios(rows: Sequence[Row], target: Path, formats: Sequence[str]) -> list[Path]:
+    written: list[Path] = []
+    for page in ratio_pages(rows):
+        paths = [target / f"{page.name}.{kind}" for kind in formats]
+        written += ratio_plot(page.ratios, paths, quantity=page.quantity, interval=page.interval)
     return written
 
 
