@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from meta500.errors import UserError
+from meta500.metrics.folders import find_run_folders
 from meta500.metrics.plots import Curve, Panel, running_mean, save, versus_plots
 from meta500.metrics.plots.curves import line_look
-from meta500.metrics.plots.training_runs import find_run_folders, labels_of, read_training_runs
+from meta500.metrics.plots.training_runs import labels_of, read_training_runs
 from meta500.metrics.plots.versus import MOST_LINES, draw_versus, medians, panels_of, read_versus
 from meta500.metrics.rows import Row
 from meta500.metrics.run import RunFolder

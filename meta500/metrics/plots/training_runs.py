@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,14 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from meta500.errors import UserError
+from meta500.metrics.folders import find_run_folders, short_names
 from meta500.metrics.plots.curves import Curve
 from meta500.metrics.plots.from_rows import SERIES, curves_of_runs, describe
 from meta500.metrics.rows import Row
 from meta500.metrics.run import RunFolder
 
 Filter = Callable[[str], bool] | str | Sequence[str] | None
-# So many levels below a folder runs are searched: runs/, runs/STUDY/, runs/STUDY/PART/ and one more.
-DEPTH = 4
 DRAWN = (("loss", "training_step"), ("loss", "training_set"), ("accuracy", "test_set"))
 FIELDS = (*SERIES, "threads", "ranks", "version")
 # Entries of the setup that the rows say too; the seed has a place of its own.
@@ -75,30 +72,6 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def find_run_folders(folders: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Run folders among and below the folders given, each once, in the order given and then by name.
-
-    A folder with run.json or rows.csv is a run folder, and what lies in it is not searched. Other folders
-    are searched 4 levels deep, without those whose name begins with a dot. A text that is no path and has
-    ``*``, ``?`` or ``[`` in it is a pattern, where ``**`` stands for any folders.
-
-    Raises:
-        UserError: a path that does not exist or is a file, a pattern that nothing matches, or no run folder
-            in one of them.
-    """
-    given = [folders] if isinstance(folders, str | Path) else list(folders)
-    if not given:
-        raise UserError("no folder was given; name run folders, or folders that hold them")
-    found: dict[Path, Path] = {}
-    for entry in given:
-        below = list(_below(entry))
-        if not below:
-            raise UserError(f"{entry}: there is no run folder in it, searched {DEPTH} levels deep")
-        for folder in below:
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
-
-
 def read_training_runs(folders: str | Path | Sequence[str | Path], choice: Filter = None) -> Found:
     """The training runs in folders (see `find_run_folders`) that a filter leaves over.
 
@@ -115,7 +88,7 @@ def read_training_runs(folders: str | Path | Sequence[str | Path], choice: Filte
     """
     accepts, excluded = _filter(choice)
     paths = find_run_folders(folders)
-    names = _names(paths)
+    names = short_names(paths)
     found = Found(names=list(names))
     unread = 0
     without: list[str] = []
@@ -177,59 +150,6 @@ def shared_facts(runs: Sequence[TrainingRun]) -> str:
 
 def _rank(fact: str) -> int:
     return KINDS_OF_FACTS.index(fact.partition(".")[0])
-
-
-def _below(entry: str | Path) -> Iterator[Path]:
-    path = Path(entry).expanduser()
-    if path.is_dir():
-        yield from _search(path, DEPTH)
-        return
-    if path.exists():
-        raise UserError(f"{path}: is a file; name a run folder, or a folder that holds run folders")
-    if not glob.has_magic(str(path)):
-        raise UserError(f"{path}: there is no such folder; name a run folder, or one that holds them")
-    matches = sorted(map(Path, glob.glob(str(path), recursive=True)), key=_natural)
-    if not matches:
-        raise UserError(f"{path}: nothing matches this pattern")
-    for match in matches:
-        # "runs/**" matches what lies in a run folder too.
-        if match.is_dir() and not any(_is_run(above) for above in match.parents):
-            yield from _search(match, DEPTH)
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "run.json").exists() or (folder / "rows.csv").exists()
-
-
-def _search(folder: Path, depth: int) -> Iterator[Path]:
-    if _is_run(folder):
-        yield folder
-        return
-    if depth == 0:
-        return
-    try:
-        below = [folder / entry.name for entry in os.scandir(folder) if entry.is_dir()]
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be read: {error.strerror}") from None
-    for path in sorted(below, key=_natural):
-        if not path.name.startswith("."):
-            yield from _search(path, depth - 1)
-
-
-def _natural(path: Path) -> list[tuple[bool, int, str]]:
-    """Sorting key that puts run-2 before run-10."""
-    parts = re.split(r"([0-9]+)", str(path))
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as few as tell all apart."""
-    parts = [path.resolve().parts for path in paths]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(p[-count:]) for p in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
 
 
 def _filter(choice: Filter) -> tuple[Callable[[str], bool], tuple[str, ...]]:
