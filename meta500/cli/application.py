@@ -19,6 +19,7 @@ from meta500.cli import (
     operators,
     plot,
     recipe,
+    report,
     scale,
     study,
     train,
@@ -57,6 +58,7 @@ application.command("train")(train.train)
 application.command("compare")(compare.compare)
 application.add_typer(history.history, name="history")
 application.command("plot")(plot.plot)
+application.command("report")(report.report)
 application.command("diff")(diff.diff)
 application.command("models")(models.models)
 application.command("operators")(operators.operators)

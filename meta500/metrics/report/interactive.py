@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -74,7 +75,9 @@ class Store:
 def bars(store: Store, found: Sequence[Bar], *, quantity: str, unit: str, interval: str) -> Spec:
     """Horizontal bars with intervals, as `draw_bars` draws them."""
     known = [bar for bar in found if bar.known]
-    numbers = [float(v) for b in known for v in (b.value, b.low, b.high) if v is not None and math.isfinite(v)]
+    numbers = [
+        float(v) for b in known for v in (b.value, b.low, b.high) if v is not None and math.isfinite(v)
+    ]
     smallest, largest = min(numbers), max(numbers)
     log = smallest > 0 and largest > WIDE * smallest
     factor, unit = display_unit(math.sqrt(smallest * largest) if log else max(-smallest, largest), unit)
@@ -83,8 +86,8 @@ def bars(store: Store, found: Sequence[Bar], *, quantity: str, unit: str, interv
     for index, name in enumerate(series):
         mine = [bar for bar in known if bar.series == name]
         x = np.array([float(bar.value or 0.0) for bar in mine]) * factor
-        ends = [(b.low, b.high) if None not in (b.low, b.high) else (b.value, b.value) for b in mine]
-        low, high = (np.array([float(end[k] or 0.0) for end in ends]) * factor for k in (0, 1))
+        both = [(b.low, b.high) if None not in (b.low, b.high) else (b.value, b.value) for b in mine]
+        low, high = (np.array([float(end[k] or 0.0) for end in both]) * factor for k in (0, 1))
         data.append(
             {
                 "type": "bar",
@@ -186,9 +189,7 @@ def ratios(store: Store, found: Sequence[Ratio], *, quantity: str, interval: str
         lines.append((folded(ratio.label), ratio))
     data = []
     for clear in (True, False):
-        mine = [
-            (place, r) for place, (_, r) in enumerate(lines) if r and (r.high < 1 or r.low > 1) == clear
-        ]
+        mine = [(place, r) for place, (_, r) in enumerate(lines) if r and (r.high < 1 or r.low > 1) == clear]
         if not mine:
             continue
         x = np.array([r.value for _, r in mine])
@@ -220,9 +221,7 @@ def ratios(store: Store, found: Sequence[Ratio], *, quantity: str, interval: str
     layout["xaxis"] = axis_titled(f"{quantity} (ratio, {interval})", True)
     layout["yaxis"] = named_axis([name for name, _ in lines], range(len(lines)))
     line = {"color": "#000000", "width": 1}
-    layout["shapes"] = [
-        {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": line}
-    ]
+    layout["shapes"] = [{"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": line}]
     return {"data": data, "layout": layout}
 
 
@@ -247,7 +246,10 @@ def curves(store: Store, found: Sequence[Curve], panel: Panel) -> Spec:
         if len(values) > FEW_POINTS:
             mean = running_mean(values, max(1, len(values) // MEAN_SHARE))
             thin = {"color": style["color"], "width": 1}
-            for y, more in ((values, {"line": thin, "opacity": 0.35, "showlegend": False}), (mean, {"line": line})):
+            for y, more in (
+                (values, {"line": thin, "opacity": 0.35, "showlegend": False}),
+                (mean, {"line": line}),
+            ):
                 kept = thinned(y)
                 ends = {"x": store.add(x[kept]), "y": store.add(y[kept])}
                 data.append(trace | {"mode": "lines"} | more | ends)
@@ -274,7 +276,7 @@ def thinned(values: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
         return np.arange(count)
     borders = np.linspace(0, count, most // 2 + 1).astype(int)
     kept = {0, count - 1}
-    for begin, end in zip(borders[:-1], borders[1:], strict=True):
+    for begin, end in itertools.pairwise(borders.tolist()):
         part = values[begin:end]
         if np.isnan(part).all():
             kept.add(int(begin))
@@ -324,7 +326,10 @@ def _lanes(found: Sequence[Bar]) -> tuple[list[str], dict[tuple[str, str], float
     }
     names = [folded(category) for category in categories]
     layout = base_layout(int(max(260, 17 * height * len(categories) + 120 + 14 * (len(series) > 1))))
-    layout["yaxis"] = named_axis(names, centres) | {"range": [height * len(categories), 0], "autorange": False}
+    layout["yaxis"] = named_axis(names, centres) | {
+        "range": [height * len(categories), 0],
+        "autorange": False,
+    }
     layout["barmode"] = "overlay"
     return series, places, layout
 

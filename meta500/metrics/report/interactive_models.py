@@ -153,10 +153,14 @@ def scaling(store: Store, study: Study, kind: str) -> Spec:
                 continue
 
             def shown(seconds: float, p: int, base: float | None = base) -> float:
-                return seconds * factor if base is None else 100 * base / seconds / (1 if kind == "weak" else p)
+                return (
+                    seconds * factor if base is None else 100 * base / seconds / (1 if kind == "weak" else p)
+                )
 
             y = np.array([shown(m.seconds, m.ranks) for m in series.measured])
-            ends = np.array([sorted((shown(m.low, m.ranks), shown(m.high, m.ranks))) for m in series.measured])
+            ends = np.array(
+                [sorted((shown(m.low, m.ranks), shown(m.high, m.ranks))) for m in series.measured]
+            )
             axes = {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
             if ranks:
                 error = {"type": "data", "symmetric": False, "color": color}
@@ -165,7 +169,7 @@ def scaling(store: Store, study: Study, kind: str) -> Spec:
                 data.append(shared | axes | more | {"x": ranks, "y": store.add(y)})
             if series.predicted:
                 base = first if axis else None
-                path = {"x": [p for p, _ in series.predicted]}
+                path: Spec = {"x": [p for p, _ in series.predicted]}
                 path["y"] = [shown(t, p, base) for p, t in series.predicted]
                 more = {"mode": "lines", "line": dashed, "showlegend": not (axis or ranks)}
                 data.append(shared | axes | more | path)
