@@ -66,7 +66,9 @@ def curves_from_rows(data: Rows | pandas.DataFrame) -> list[Curve]:
 
 def curves_of_runs(data: Rows | pandas.DataFrame) -> list[tuple[Row, list[Curve]]]:
     """The first row of every training run, which says what ran, and the run's curves without labels."""
-    return [(rows[0], _step_curves("", rows) + _epoch_curves("", rows)) for rows in _runs(as_rows(data))]
+    return [
+        (rows[0], _step_curves("", rows) + _epoch_curves("", rows)) for rows in rows_of_runs(as_rows(data))
+    ]
 
 
 def bars_from_rows(data: Rows | pandas.DataFrame) -> list[Bar]:
@@ -104,6 +106,12 @@ def describe(rows: Sequence[Row], fields: Sequence[str], always: Sequence[str]) 
     Of the others, a field is shown when rows that differ in it would otherwise have the same text: the
     version of a backend only when there are two versions of it, a shape only when one layer has two.
     """
+    shown = telling_fields(rows, fields, always)
+    return [" ".join(filter(None, (field_word(row, name) for name in shown))) for row in rows]
+
+
+def telling_fields(rows: Sequence[Row], fields: Sequence[str], always: Sequence[str]) -> list[str]:
+    """The fields that `describe` shows: ``always``, and of the others as many as tell rows apart."""
     differing = [name for name in fields if len({getattr(row, name) for row in rows}) > 1]
     shown = [name for name in fields if name in always]
     for name in (n for n in differing if n not in always):
@@ -113,7 +121,7 @@ def describe(rows: Sequence[Row], fields: Sequence[str], always: Sequence[str]) 
             seen.setdefault(key, set()).add(getattr(row, name))
         if any(len(values) > 1 for values in seen.values()):
             shown = [field for field in fields if field in shown or field == name]
-    return [" ".join(filter(None, (_word(row, name) for name in shown))) for row in rows]
+    return shown
 
 
 def plots_from_run(folder: Any, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
@@ -156,6 +164,7 @@ class BarPage:
 
     Attributes:
         rows: those that the bars were made of.
+        aspect: what the protocol of all of them says beside how it was timed, "" for nothing.
         page: of so many ``pages`` with the same axis, counted from 1.
     """
 
@@ -165,6 +174,7 @@ class BarPage:
     quantity: str
     unit: str
     interval: str
+    aspect: str = ""
     page: int = 1
     pages: int = 1
 
@@ -189,7 +199,7 @@ def bar_pages(rows: Sequence[Row]) -> Iterator[BarPage]:
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.level, row.phase, row.unit, _aspect(row)), []).append(row)
+        groups.setdefault((row.level, row.phase, row.unit, aspect_of(row)), []).append(row)
     for (level, phase, unit, aspect), group in groups.items():
         quantity = group[0].quantity
         name = _file_name(quantity, str(level), phase, *([aspect] if aspect else []))
@@ -201,7 +211,7 @@ def bar_pages(rows: Sequence[Row]) -> Iterator[BarPage]:
             if any(bar.known for bar in bars):
                 chosen = {bar.category for bar in bars}
                 here = [row for row, what in zip(group, categories, strict=True) if what in chosen]
-                yield BarPage(f"{name}{number}", bars, here, words, unit, interval, page, len(pages))
+                yield BarPage(f"{name}{number}", bars, here, words, unit, interval, aspect, page, len(pages))
 
 
 def ratio_pages(rows: Sequence[Row]) -> Iterator[RatioPage]:
@@ -240,7 +250,7 @@ def _write_ratios(rows: Sequence[Row], target: Path, formats: Sequence[str]) -> 
     return written
 
 
-def _aspect(row: Row) -> str:
+def aspect_of(row: Row) -> str:
     """What a protocol says beside how it timed: "interleaved, overhead" is about overhead."""
     return row.protocol.partition(", ")[2]
 
@@ -293,14 +303,20 @@ def _interval_words(rows: Sequence[Row], what: str = "median, interval") -> str:
     return what.replace("interval", f"{coverage} interval")
 
 
-def _runs(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of curves, run by run."""
+def is_on_curve(row: Row) -> bool:
+    """Whether a row is a point, or a chunk of points, of a training run's curve."""
+    return row.phase in CURVE_PHASES and row.step is not None and row.seconds is not None
+
+
+def rows_of_runs(rows: Iterable[Row]) -> list[list[Row]]:
+    """The rows of curves, training run by training run; all others are left out."""
     open_runs: dict[tuple[Any, ...], list[Row]] = {}
     last: dict[tuple[Any, ...], tuple[int, set[tuple[str, str, int]]]] = {}
     runs: list[list[Row]] = []
     for row in rows:
-        if row.phase not in CURVE_PHASES or row.step is None or row.seconds is None:
+        if not is_on_curve(row):
             continue
+        assert row.step is not None
         key = tuple(getattr(row, name) for name in CURVE)
         begin = row.step - max(len(row.samples) - 1, 0)
         place = (row.phase, row.quantity, row.step)
@@ -354,7 +370,8 @@ def _distinct(labels: Sequence[str]) -> list[str]:
     return result
 
 
-def _word(row: Row, name: str) -> str:
+def field_word(row: Row, name: str) -> str:
+    """A field's value in words, with its name where it is a number; "" where there is none."""
     value = getattr(row, name)
     if value in (None, "") or (name == "node" and value == row.operator):
         return ""

@@ -207,7 +207,9 @@ def _bars(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
                     if page.page == MOST_PAGES + 1:
                         left_out.append(_further(page.quantity, page.pages))
                     continue
-                title = f"{page.quantity[:1].upper()}{page.quantity[1:]}" + _numbered(page.page, page.pages)
+                title = f"{page.quantity[:1].upper()}{page.quantity[1:]}"
+                title += f", {page.aspect}" if page.aspect else ""
+                title = _short(title) + _numbered(page.page, page.pages)
                 page = replace(page, bars=_shortened(page.bars))
                 kind = section if quantity == "time" and level < 2 else "Other bars"
                 yield _bar_figure(page, kind, section, title, "")

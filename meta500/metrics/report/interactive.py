@@ -104,6 +104,7 @@ def bars(store: Store, found: Sequence[Bar], *, quantity: str, unit: str, interv
                     "arrayminus": store.add(x - low),
                     "color": "#000000",
                     "thickness": 1.2,
+                    "visible": bool((high > low).any()),
                 },
                 "marker": {"color": PALETTE[index % len(PALETTE)]},
                 "hoverinfo": "text",
@@ -345,7 +346,7 @@ def base_layout(height: int) -> Spec:
 
 def axis_titled(title: str, log: bool) -> Spec:
     axis: Spec = {"title": {"text": text(title)}, "automargin": True}
-    return axis | ({"type": "log", "dtick": "D2", "exponentformat": "power"} if log else {})
+    return axis | ({"type": "log", "tickformat": "~g"} if log else {})
 
 
 def named_axis(names: Sequence[str], places: Sequence[float] | range) -> Spec:
