@@ -17,12 +17,11 @@ from meta500.metrics.plots.curves import CURVE_NOTE, Curve, Panel, draw_curves, 
 from meta500.metrics.plots.from_rows import (
     CURVE,
     CURVE_PHASES,
-    bar_pages,
     curves_from_rows,
     describe,
-    ratio_pages,
 )
 from meta500.metrics.plots.heatmap import Cell, belongs, draw_heatmap, heatmap_pages
+from meta500.metrics.plots.pages import bar_pages, ratio_pages
 from meta500.metrics.plots.roofline import PHASE, Page, draw_roofline, roofline_pages
 from meta500.metrics.plots.sampling import draw_labels, draw_latencies
 from meta500.metrics.plots.scaling import scaling_pages

@@ -340,13 +340,13 @@ def base_layout(height: int) -> Spec:
         "height": height,
         "margin": {"l": 60, "r": 20, "t": 30, "b": 50},
         "hovermode": "closest",
-        "legend": {"orientation": "h", "y": -0.1, "yref": "container", "yanchor": "bottom", "x": 0},
+        "legend": {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom", "x": 0},
     }
 
 
 def axis_titled(title: str, log: bool) -> Spec:
     axis: Spec = {"title": {"text": text(title)}, "automargin": True}
-    return axis | ({"type": "log", "tickformat": "~g"} if log else {})
+    return axis | ({"type": "log", "tickformat": "~g", "nticks": 6} if log else {})
 
 
 def named_axis(names: Sequence[str], places: Sequence[float] | range) -> Spec:

@@ -108,6 +108,10 @@
     for (const name of Object.keys(layout)) {
       if (/^[xy]axis/.test(name)) Object.assign(layout[name], { gridcolor: line, zerolinecolor: line });
     }
+    // On narrow screens each entry of the legend has a line of its own.
+    const narrow = figure.clientWidth < 500;
+    const legend = data.filter((trace) => trace.showlegend !== false).length;
+    if (narrow && legend > 1) layout.height += 19 * legend;
     const config = {
       responsive: true,
       displaylogo: false,
