@@ -12,13 +12,14 @@ from typing import Any
 from meta500.errors import UserError, choose
 from meta500.metrics.rows import KINDS, NO_VALUE_VERDICTS
 
-# From a unit to what a number in it is times of which unit of result rows; others are kept as they are.
-UNITS: dict[str, tuple[float, str]] = {
-    "ns": (1e-9, "s"), "us": (1e-6, "s"), "µs": (1e-6, "s"), "ms": (1e-3, "s"), "s": (1.0, "s"),
-    "min": (60.0, "s"), "h": (3600.0, "s"),
-    "B": (1.0, "B"), "kB": (1e3, "B"), "MB": (1e6, "B"), "GB": (1e9, "B"), "TB": (1e12, "B"),
-    "KiB": (2.0**10, "B"), "MiB": (2.0**20, "B"), "GiB": (2.0**30, "B"), "TiB": (2.0**40, "B"),
-    "%": (0.01, "1"), "1": (1.0, "1"),
+# From a unit to (times, per, unit of result rows): a number in it times the first and divided by the second
+# is in the third. By division, 9 ms is exactly what "0.009" means. Other units are kept as they are.
+UNITS: dict[str, tuple[float, float, str]] = {
+    "ns": (1, 1e9, "s"), "us": (1, 1e6, "s"), "µs": (1, 1e6, "s"), "ms": (1, 1e3, "s"), "s": (1, 1, "s"),
+    "min": (60, 1, "s"), "h": (3600, 1, "s"),
+    "B": (1, 1, "B"), "kB": (1e3, 1, "B"), "MB": (1e6, 1, "B"), "GB": (1e9, 1, "B"), "TB": (1e12, 1, "B"),
+    "KiB": (2**10, 1, "B"), "MiB": (2**20, 1, "B"), "GiB": (2**30, 1, "B"), "TiB": (2**40, 1, "B"),
+    "%": (1, 100, "1"), "1": (1, 1, "1"),
 }  # fmt: skip
 # Fields whose numbers have the unit of the value.
 SCALED = ("value", "samples", "low", "high")

@@ -178,20 +178,24 @@ def _row(line: _Line, value: ValueColumn, columns: ColumnMap) -> Row | None:
     unit = entry["unit"]
     if not unit:
         raise line.fault(columns.columns["unit"], "there is no unit; say for example 'ms'")
-    known, entry["unit"] = UNITS.get(unit, (1.0, unit))
-    scale = value.factor * known
+    times, per, entry["unit"] = UNITS.get(unit, (1, 1, unit))
+
+    def number(column: str, cell: str) -> float:
+        return _number(line, column, cell, columns) * value.factor * times / per
+
     verdict = columns.words.get(text)
     if text in columns.words or text == EMPTY_CELL:
         if not verdict:
             return None
         entry["verdict"] = verdict
+        entry["note"] = entry.get("note") or f"the table says '{text}'"
     elif "samples" in columns.columns:
-        entry["samples"] = tuple(_number(line, value.column, part, columns) * scale for part in text.split())
+        entry["samples"] = tuple(number(value.column, part) for part in text.split())
     else:
-        entry["value"] = _number(line, value.column, text, columns) * scale
+        entry["value"] = number(value.column, text)
         for name in ("low", "high"):
             if name in columns.columns and (cell := line.cells[columns.columns[name]]):
-                entry[name] = _number(line, columns.columns[name], cell, columns) * scale
+                entry[name] = number(columns.columns[name], cell)
     if entry.get("samples"):
         entry |= _summary(line, value.column, entry["samples"])
     try:
@@ -260,9 +264,9 @@ def _gathered(group: Sequence[tuple[_Line, str, Row]]) -> Row:
     line, column, row = group[0]
     if len(group) == 1:
         return row
-    for other, _, found in group:
+    for _, _, found in group:
         if _has_interval(found):
-            raise other.fault(
+            raise group[1][0].fault(
                 column,
                 f"the same measurement is in line {line.number}, and intervals of several cannot be put "
                 "together: say in what the lines differ, such as seed = COLUMN, or leave low and high out",

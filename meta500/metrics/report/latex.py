@@ -40,7 +40,11 @@ def latex(table: DataTable) -> str:
     caption = ". ".join(filter(None, (escaped(table.title).rstrip("."), escaped(table.note).rstrip("."))))
     label = rf"\caption{{{caption}.}}\label{{tab:{slug(table.key)}}}"
     head = _line([escaped(column.heading) for column in table.columns])
-    body = [_line([cell_text(cell) for cell in row]) for row in table.rows]
+    numeric = [column.numeric for column in table.columns]
+    body = [
+        _line([cell_text(c) if n else escaped(c.text) for c, n in zip(row, numeric, strict=True)])
+        for row in table.rows
+    ]
     packages = "array,booktabs,longtable" if len(body) > LONG else "array,booktabs"
     first = rf"% \usepackage{{{packages}}} and \usepackage[T1]{{fontenc}}"
     lines = _long(columns, label, head, body) if len(body) > LONG else _short(columns, label, head, body)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from meta500.metrics.plots.from_rows import WHAT, WHO, aspect_of, field_word, telling_fields
 from meta500.metrics.report.cells import (
@@ -71,11 +71,13 @@ def totals_table(rows: Sequence[Row]) -> DataTable:
     columns = list(dict.fromkeys((row.quantity, row.unit) for row in rows))
     scales = [unit_for(u, (r.value for r in rows if (r.quantity, r.unit) == (q, u))) for q, u in columns]
     lines: dict[tuple[tuple[str, ...], int], dict[tuple[str, str], Row]] = {}
+    # How often a cell is filled already: the same measured again stands in another line.
+    taken: Counter[tuple[tuple[str, ...], tuple[str, str]]] = Counter()
     for row in rows:
         names = tuple(field_text(row, name) for name in fields)
         column = (row.quantity, row.unit)
-        number = _free(lines, names, column)
-        lines.setdefault((names, number), {})[column] = row
+        lines.setdefault((names, taken[names, column]), {})[column] = row
+        taken[names, column] += 1
     heads = [Column("run"), *(Column(spaced(name)) for name in fields[1:])]
     heads += [
         Column(spaced(quantity), unit, True) for (quantity, _), (_, unit) in zip(columns, scales, strict=True)
@@ -118,9 +120,11 @@ def _table_of(rows: Sequence[Row]) -> DataTable:
     series = who_ran(rows)
     names = list(dict.fromkeys(series))
     lines: dict[tuple[tuple[str, ...], int], dict[str, Row]] = {}
+    taken: Counter[tuple[tuple[str, ...], str]] = Counter()
     for row, column in zip(rows, series, strict=True):
         words_of = tuple(field_text(row, name) for name in what)
-        lines.setdefault((words_of, _free(lines, words_of, column)), {})[column] = row
+        lines.setdefault((words_of, taken[words_of, column]), {})[column] = row
+        taken[words_of, column] += 1
     note = note_of(rows, (*what, *who))
     if any(number for _, number in lines):
         note = f"{note} {REPEATED}".strip()
@@ -143,7 +147,7 @@ def _table_of(rows: Sequence[Row]) -> DataTable:
 def _further(rows: Sequence[Row]) -> DataTable:
     """Several quantities of one phase, of few rows each, with the unit in a column of its own."""
     first = rows[0]
-    what, who = _columns_of(rows), telling_fields(rows, WHO, ())
+    what, who = _differing(rows), telling_fields(rows, WHO, ())
     cells = []
     for row in rows:
         factor, unit = unit_for(row.unit, (row.value,))
@@ -174,18 +178,14 @@ def _result(row: Row | None, factor: float) -> Cell:
 
 def _columns_of(rows: Sequence[Row]) -> list[str]:
     """Fields of what was measured that differ, or one that is known where none does."""
-    fields = telling_fields(rows, WHAT, ("model", "node", "operator"))
-    differing = [name for name in fields if len({field_word(row, name) for row in rows}) > 1]
     known = [name for name in WHAT if field_word(rows[0], name)]
-    return differing or known[:1] or ["model"]
+    return _differing(rows) or known[:1] or ["model"]
 
 
-def _free(lines: Mapping[tuple[tuple[str, ...], int], Any], names: tuple[str, ...], column: object) -> int:
-    """The number of the first line with these names whose place in the column is free."""
-    number = 0
-    while column in lines.get((names, number), {}):
-        number += 1
-    return number
+def _differing(rows: Sequence[Row]) -> list[str]:
+    """Fields of what was measured in which rows differ, as many as tell them apart."""
+    fields = telling_fields(rows, WHAT, ("model", "node", "operator"))
+    return [name for name in fields if len({field_word(row, name) for row in rows}) > 1]
 
 
 def who_ran(rows: Sequence[Row], without: Sequence[str] = ()) -> list[str]:
@@ -198,9 +198,9 @@ def note_of(rows: Sequence[Row], shown: Iterable[str], *, median: bool = True) -
     """What all rows share and the table does not show, and what the numbers are."""
     shared = []
     for name in (*WHAT, *WHO):
-        values = {in_words(row, name) for row in rows}
-        if len(values) == 1 and name not in ("run_id", "version") and (name not in shown or name in WHO):
-            shared.append(values.pop())
+        alike = len({getattr(row, name) for row in rows}) == 1
+        if alike and name not in ("run_id", "version") and name not in shown:
+            shared.append(in_words(rows[0], name))
     sentences = [f"in all lines: {', '.join(filter(None, shared))}"] if any(shared) else []
     counts = sorted({len(row.samples) for row in rows if len(row.samples) > 1})
     levels = sorted(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meta500.metrics.matching import fault
-from meta500.metrics.plots.from_rows import WHAT, WHO, telling_fields
+from meta500.metrics.plots.from_rows import WHAT, telling_fields
 from meta500.metrics.report.cells import (
     Cell,
     Column,
@@ -28,6 +28,8 @@ DISTANCES = (
 # Quantities that have no table of measurements, since the table of errors has all of them. A "verdict" is 1
 # or 0, which its word says too.
 ERRORS = (*DISTANCES, "verdict")
+# Fields of who ran it that every line tells, or that say nothing about an error.
+TOLD = ("backend", "mode", "protocol")
 # Norms that tolerances are given in.
 JUDGED = ("max_relative", "relative", "")
 
@@ -89,7 +91,7 @@ def refused_table(rows: Sequence[Row]) -> Shown | None:
 def _errors_table(level: int, rows: Sequence[Row]) -> DataTable:
     what = telling_fields(rows, WHAT, ("model", "node", "operator"))
     # How it was timed says nothing about an error.
-    names = who_ran(rows, without=("protocol",))
+    names = who_ran(rows, without=TOLD[2:])
     lines = dict.fromkeys(_error(row, what, who) for row, who in zip(rows, names, strict=True))
     cells = []
     for line in lines:
@@ -109,7 +111,7 @@ def _errors_table(level: int, rows: Sequence[Row]) -> DataTable:
     ]
     columns, kept = without_empty(heads, cells)
     title = f"{LEVELS[level].capitalize()}: errors and verdicts"
-    return DataTable(slug("errors", level), title, columns, kept, note_of(rows, (*what, *WHO), median=False))
+    return DataTable(slug("errors", level), title, columns, kept, note_of(rows, (*what, *TOLD), median=False))
 
 
 def _error(row: Row, what: Sequence[str], who: str) -> _Error:
