@@ -22,8 +22,6 @@ WHAT = ("model", "node", "operator", "shape", "dtype", "batch", "optimizer", "da
 WHO = ("backend", "mode", "version", "device", "threads", "ranks", "protocol", "seed", "run_id")
 SERIES = ("model", "dataset", "optimizer", "backend", "mode", "device", "dtype", "batch")
 CURVE = (*SERIES, "threads", "ranks", "version", "seed", "run_id")
-# The largest part of a page that bars or lines take; the rest goes on further pages.
-PAGE_INCHES = 8.0
 CURVE_PHASES = ("training_step", "training_set", "test_set")
 
 

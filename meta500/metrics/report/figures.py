@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # Names of this length or less stand in figures as they are.
 NAME_CHARACTERS = 90
+FILE_CHARACTERS = 80
 # Of one kind of figure so many pages are drawn; more would hide the others, and tables have all of them.
 MOST_PAGES = 4
 MOST_FIGURES = 80
@@ -105,11 +106,15 @@ def figures_of(rows: Sequence[Row]) -> tuple[list[PageFigure], list[tuple[str, s
     kinds = {figure.kind for figure in found}
     reasons = [(kind, reason) for kind, reason in WANTED.items() if kind not in kinds]
     shown: dict[str, PageFigure] = {}
+    taken: set[str] = set()
     for figure in found:
-        name, number = figure.name, 1
-        while name in shown:
+        stem = figure.name[:FILE_CHARACTERS]
+        name, number = stem, 1
+        # Names of files that differ in nothing but upper and lower case are the same on some systems.
+        while name.lower() in taken:
             number += 1
-            name = f"{figure.name}-{number}"
+            name = f"{stem}-{number}"
+        taken.add(name.lower())
         shown[name] = replace(figure, name=name)
     figures = list(shown.values())
     if len(figures) > MOST_FIGURES:
@@ -209,7 +214,12 @@ def _bars(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
                 title = f"{page.quantity[:1].upper()}{page.quantity[1:]}"
                 title += f", {page.aspect}" if page.aspect else ""
                 title = _short(title) + _numbered(page.page, page.pages)
-                page = replace(page, bars=_shortened(page.bars))
+                page = replace(
+                    page,
+                    bars=_shortened(page.bars),
+                    quantity=_short(page.quantity),
+                    unit=_short(page.unit),
+                )
                 kind = section if quantity == "time" and level < 2 else "Other bars"
                 yield _bar_figure(page, kind, section, title, "")
                 if boxed(page.bars):
@@ -264,7 +274,7 @@ def _ratios(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
         ratios = [replace(r, label=_short(r.label), group=_short(r.group)) for r in page.ratios]
         section = LEVELS[page.rows[0].level]
         title = f"{page.quantity[:1].upper()}{page.quantity[1:]}" + _numbered(page.page, page.pages)
-        look: dict[str, Any] = {"quantity": page.quantity, "interval": page.interval}
+        look: dict[str, Any] = {"quantity": _short(page.quantity), "interval": page.interval}
         caption = (
             f"Ratios of medians with their {page.interval}; below 1 is less than the baseline. Filled points "
             "have an interval that excludes 1."
@@ -315,6 +325,7 @@ def _errors(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
             "Largest relative error against the float64 reference in eps of the type; rounding gives a few. "
             "“wrong” marks errors that rounding does not explain."
         )
+        cells = [replace(c, name=_short(c.name)) for c in cells]
         title = "Errors against the float64 reference" + _numbered(number, len(pages))
         draw, show = (
             partial(_draw_heatmap, cells),

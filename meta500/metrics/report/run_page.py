@@ -28,7 +28,7 @@ from meta500.metrics.rows import COLUMNS, Row, csv_line, to_csv_line
 
 _TEMPLATES = Path(__file__).parent / "templates"
 # A table of the page has at most so many lines, so that large runs open and sort at once.
-MOST_LINES = 2000
+MOST_LINES = 500
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 

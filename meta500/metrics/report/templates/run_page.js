@@ -70,11 +70,12 @@
   for (const table of document.querySelectorAll("table.sortable")) {
     const body = table.tBodies[0];
     const lines = [...body.rows];
-    const texts = lines.map((line) => line.textContent.toLowerCase());
+    let texts = null;
     sortable([...table.tHead.rows[0].cells], (column, direction) => {
       body.append(...sorted(lines, (line) => cellKey(line.cells[column]), direction));
     });
     const filter = filterBox(table.caption.textContent, (words) => {
+      texts = texts || lines.map((line) => line.textContent.toLowerCase());
       let shown = 0;
       for (const [place, line] of lines.entries()) {
         line.hidden = !words.every((word) => texts[place].includes(word));
@@ -115,6 +116,7 @@
     const config = {
       responsive: true,
       displaylogo: false,
+      typesetMath: false,
       toImageButtonOptions: { format: "svg", filename: figure.dataset.name },
     };
     figure.classList.add("drawn");
