@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # Names of this length or less stand in figures as they are.
 NAME_CHARACTERS = 90
+COLUMN_CHARACTERS = 20
 FILE_CHARACTERS = 80
 # Of one kind of figure so many pages are drawn; more would hide the others, and tables have all of them.
 MOST_PAGES = 4
@@ -325,7 +326,7 @@ def _errors(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
             "Largest relative error against the float64 reference in eps of the type; rounding gives a few. "
             "“wrong” marks errors that rounding does not explain."
         )
-        cells = [replace(c, name=_short(c.name)) for c in cells]
+        cells = [replace(c, name=_short(c.name), series=_columned(c.series)) for c in cells]
         title = "Errors against the float64 reference" + _numbered(number, len(pages))
         draw, show = (
             partial(_draw_heatmap, cells),
@@ -370,6 +371,11 @@ def _sampling(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
             yield PageFigure(name, "Sampling", "Data", title, f"{title}.", here, partial(draw, mine))
 
 
+def _columned(series: str) -> str:
+    """The name of a column of a heat map, which is narrow, on the same lines."""
+    return "\n".join(_short(line, COLUMN_CHARACTERS) for line in series.split("\n"))
+
+
 def _further(what: str, pages: int) -> tuple[str, str]:
     reason = f"only the first {MOST_PAGES} of {pages} figures are drawn; choose others with --filter"
     return f"Further figures of {what}", reason
@@ -391,10 +397,10 @@ def _shortened(bars: Sequence[Bar]) -> list[Bar]:
     return [replace(bar, category=short[bar.category], series=short[bar.series]) for bar in bars]
 
 
-def _short(name: str) -> str:
+def _short(name: str, most: int = NAME_CHARACTERS) -> str:
     """The name on one line, with its middle left out where it is long."""
     name = "".join(c if c.isprintable() else " " for c in name)
-    if len(name) <= NAME_CHARACTERS:
+    if len(name) <= most:
         return name
-    half = NAME_CHARACTERS // 2
+    half = most // 2
     return f"{name[: half - 1]} … {name[-half + 2 :]}"
