@@ -13,7 +13,7 @@ from meta500.errors import UserError, choose
 from meta500.metrics.rows import KINDS, NO_VALUE_VERDICTS
 
 # From a unit to (times, per, unit of result rows): a number in it times the first and divided by the second
-# is in the third. By division, 9 ms is exactly what "0.009" means. Other units are kept as they are.
+# is in the third. Divided, since 9 / 1000 is the number 0.009 and 9 * 0.001 is not. Others are kept.
 UNITS: dict[str, tuple[float, float, str]] = {
     "ns": (1, 1e9, "s"), "us": (1, 1e6, "s"), "µs": (1, 1e6, "s"), "ms": (1, 1e3, "s"), "s": (1, 1, "s"),
     "min": (60, 1, "s"), "h": (3600, 1, "s"),
