@@ -96,6 +96,8 @@ def test_figures_are_drawn_and_their_rows_shown(pages, open_page):
     page = open_page(pages[0])
     show_all(page)
     figure = page.locator("#figure-loss-samples")
+    widths = [figure.locator(part).bounding_box()["width"] for part in (".interactive", ".main-svg >> nth=0")]
+    assert widths[0] > 700 and abs(widths[0] - widths[1]) <= 2
     assert not figure.locator("img").is_visible()
     figure.get_by_role("button", name="Static figure").click()
     assert figure.locator("img").is_visible() and not figure.locator(".interactive").is_visible()

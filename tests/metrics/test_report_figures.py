@@ -114,6 +114,14 @@ def test_values_of_a_loss_stand_once_for_both_of_its_figures():
     assert single.max() == values.max() and single.min() == values.min() and len(single) <= MOST_POINTS + 2
 
 
+def test_the_last_point_before_a_value_that_is_not_finite_is_marked():
+    values = np.array([3.0, 2.0, np.inf, 1.0])
+    curve = Curve("run", "loss", "training_set", np.arange(4.0), np.arange(4.0), values)
+    line, mark = interactive.curves(Store(), [curve], Panel("loss", "samples", "training_set"))["data"]
+    assert line["y"] == [3.0, 2.0, None, 1.0] and (mark["x"], mark["y"]) == ([1.0], [2.0])
+    assert mark["hovertemplate"] == "NaN or infinite from here on"
+
+
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(float("nan")), max_size=300), st.integers(4, 40))
 def test_thinned_lines_keep_their_ends_and_extremes(values, most):
     kept = thinned(np.array(values), most)

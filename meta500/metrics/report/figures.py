@@ -28,14 +28,12 @@ from meta500.metrics.plots.scaling import scaling_pages
 from meta500.metrics.plots.style import literal
 from meta500.metrics.report import interactive, interactive_models
 from meta500.metrics.report.interactive import Spec, Store
+from meta500.metrics.report.names import columned, short_name, shortened
 from meta500.metrics.rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-# Names of this length or less stand in figures as they are.
-NAME_CHARACTERS = 90
-COLUMN_CHARACTERS = 20
 FILE_CHARACTERS = 80
 # Of one kind of figure so many pages are drawn; more would hide the others, and tables have all of them.
 MOST_PAGES = 4
@@ -134,7 +132,7 @@ LeftOut = list[tuple[str, str]]
 
 def _training(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
     mine = [r for r in rows if r.phase in CURVE_PHASES and r.step is not None and r.seconds is not None]
-    curves = [replace(c, label=_short(c.label)) for c in curves_from_rows(mine)]
+    curves = [replace(c, label=short_name(c.label)) for c in curves_from_rows(mine)]
     wanted = four_panels(curves)
     for panel in sorted(wanted, key=lambda panel: panel.quantity != "accuracy"):
         over = "samples seen" if panel.x == "samples" else "seconds in training steps"
@@ -160,7 +158,7 @@ def _draw_curves(curves: Sequence[Curve], panel: Panel) -> Drawing:
 
 def _end_to_end(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
     mine = [r for r in rows if r.phase == "run" and r.quantity in PARTS and r.value is not None]
-    runs = [_short(name) for name in describe(mine, CURVE, ("model", "optimizer", "backend", "mode"))]
+    runs = [short_name(name) for name in describe(mine, CURVE, ("model", "optimizer", "backend", "mode"))]
     words = [r.quantity.removesuffix("_time").replace("_", " ") for r in mine]
     names = {"train": "training steps", "data": "training data", "test": "test set", "ticker": "tickers"}
     parts = {
@@ -214,12 +212,12 @@ def _bars(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
                     continue
                 title = f"{page.quantity[:1].upper()}{page.quantity[1:]}"
                 title += f", {page.aspect}" if page.aspect else ""
-                title = _short(title) + _numbered(page.page, page.pages)
+                title = short_name(title) + _numbered(page.page, page.pages)
                 page = replace(
                     page,
-                    bars=_shortened(page.bars),
-                    quantity=_short(page.quantity),
-                    unit=_short(page.unit),
+                    bars=shortened(page.bars),
+                    quantity=short_name(page.quantity),
+                    unit=short_name(page.unit),
                 )
                 kind = section if quantity == "time" and level < 2 else "Other bars"
                 yield _bar_figure(page, kind, section, title, "")
@@ -272,16 +270,16 @@ def _ratios(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
             if page.page == MOST_PAGES + 1:
                 left_out.append(_further(page.quantity, page.pages))
             continue
-        ratios = [replace(r, label=_short(r.label), group=_short(r.group)) for r in page.ratios]
+        ratios = [replace(r, label=short_name(r.label), group=short_name(r.group)) for r in page.ratios]
         section = LEVELS[page.rows[0].level]
         title = f"{page.quantity[:1].upper()}{page.quantity[1:]}" + _numbered(page.page, page.pages)
-        look: dict[str, Any] = {"quantity": _short(page.quantity), "interval": page.interval}
+        look: dict[str, Any] = {"quantity": short_name(page.quantity), "interval": page.interval}
         caption = (
             f"Ratios of medians with their {page.interval}; below 1 is less than the baseline. Filled points "
             "have an interval that excludes 1."
         )
         draw, show = partial(_draw_ratios, ratios, **look), partial(interactive.ratios, found=ratios, **look)
-        yield PageFigure(page.name, "Ratios", section, _short(title), caption, page.rows, draw, show)
+        yield PageFigure(page.name, "Ratios", section, short_name(title), caption, page.rows, draw, show)
 
 
 def _draw_ratios(ratios: Sequence[Ratio], quantity: str, interval: str) -> Drawing:
@@ -302,7 +300,9 @@ def _roofline(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
             "dotted their medians; hollow points have data that fit the last-level cache, for which the "
             "bandwidth of the memory is no limit."
         )
-        points = [replace(p, operator=_short(p.operator), series=_short(p.series)) for p in page.points]
+        points = [
+            replace(p, operator=short_name(p.operator), series=short_name(p.series)) for p in page.points
+        ]
         page = replace(page, points=points)
         show = partial(interactive_models.roofline, points=points, limits=page.limits)
         title = f"Roofline: {page.title}"
@@ -326,7 +326,7 @@ def _errors(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
             "Largest relative error against the float64 reference in eps of the type; rounding gives a few. "
             "“wrong” marks errors that rounding does not explain."
         )
-        cells = [replace(c, name=_short(c.name), series=_columned(c.series)) for c in cells]
+        cells = [replace(c, name=short_name(c.name), series=columned(c.series)) for c in cells]
         title = "Errors against the float64 reference" + _numbered(number, len(pages))
         draw, show = (
             partial(_draw_heatmap, cells),
@@ -357,7 +357,7 @@ def _scaling(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
             title, caption = "Messages", "Time of messages and collectives over their size."
             phases, show = ("message", "collective"), None
         here = [r for r in mine if r.phase in phases]
-        yield PageFigure(page.name, SCALING, SCALING, _short(title), caption, here, page.draw, show)
+        yield PageFigure(page.name, SCALING, SCALING, short_name(title), caption, here, page.draw, show)
 
 
 def _sampling(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
@@ -371,11 +371,6 @@ def _sampling(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
             yield PageFigure(name, "Sampling", "Data", title, f"{title}.", here, partial(draw, mine))
 
 
-def _columned(series: str) -> str:
-    """The name of a column of a heat map, which is narrow, on the same lines."""
-    return "\n".join(_short(line, COLUMN_CHARACTERS) for line in series.split("\n"))
-
-
 def _further(what: str, pages: int) -> tuple[str, str]:
     reason = f"only the first {MOST_PAGES} of {pages} figures are drawn; choose others with --filter"
     return f"Further figures of {what}", reason
@@ -383,24 +378,3 @@ def _further(what: str, pages: int) -> tuple[str, str]:
 
 def _numbered(page: int, pages: int) -> str:
     return f" ({page} of {pages})" if pages > 1 else ""
-
-
-def _shortened(bars: Sequence[Bar]) -> list[Bar]:
-    """The bars with short names; names that differ stay different."""
-    short: dict[str, str] = {}
-    for name in dict.fromkeys(name for bar in bars for name in (bar.category, bar.series)):
-        number, candidate = 1, _short(name)
-        while candidate in short.values():
-            number += 1
-            candidate = f"{_short(name)} ({number})"
-        short[name] = candidate
-    return [replace(bar, category=short[bar.category], series=short[bar.series]) for bar in bars]
-
-
-def _short(name: str, most: int = NAME_CHARACTERS) -> str:
-    """The name on one line, with its middle left out where it is long."""
-    name = "".join(c if c.isprintable() else " " for c in name)
-    if len(name) <= most:
-        return name
-    half = most // 2
-    return f"{name[: half - 1]} … {name[-half + 2 :]}"

@@ -244,20 +244,30 @@ def curves(store: Store, found: Sequence[Curve], panel: Panel) -> Spec:
             "hovertemplate": "%{y:.4g} at %{x:.4s}",
         }
         line = {"color": style["color"], "dash": DASHES[style["linestyle"]], "width": 2}
+        marker = {"color": style["color"], "symbol": SYMBOLS[style["marker"]], "size": 7}
+        drawn: Spec = {"mode": "lines+markers", "line": line, "marker": marker}
+        lines = [(values, drawn)]
         if len(values) > FEW_POINTS:
             mean = running_mean(values, max(1, len(values) // MEAN_SHARE))
             thin = {"color": style["color"], "width": 1}
-            for y, more in (
-                (values, {"line": thin, "opacity": 0.35, "showlegend": False}),
-                (mean, {"line": line}),
-            ):
-                kept = thinned(y)
-                ends = {"x": store.add(x[kept]), "y": store.add(y[kept])}
-                data.append(trace | {"mode": "lines"} | more | ends)
-        else:
-            marker = {"color": style["color"], "symbol": SYMBOLS[style["marker"]], "size": 7}
-            ends = {"x": store.add(x), "y": store.add(values)}
-            data.append(trace | {"mode": "lines+markers", "line": line, "marker": marker} | ends)
+            faint = {"mode": "lines", "line": thin, "opacity": 0.35, "showlegend": False}
+            # A few markers tell lines of one colour apart.
+            lines = [(values, faint), (mean, drawn | {"marker": marker | {"maxdisplayed": 8}})]
+        for y, more in lines:
+            kept = thinned(y)
+            data.append(trace | more | {"x": store.add(x[kept]), "y": store.add(y[kept])})
+        gaps = np.flatnonzero(np.isnan(values))
+        if len(gaps) and gaps[0] > 0:
+            last = int(gaps[0]) - 1
+            broken = {
+                "symbol": "x",
+                "size": 11,
+                "color": style["color"],
+                "line": {"color": "#000000", "width": 1},
+            }
+            end: Spec = {"mode": "markers", "marker": broken, "showlegend": False}
+            end |= {"x": [float(x[last])], "y": [float(values[last])]}
+            data.append(trace | end | {"hovertemplate": "NaN or infinite from here on"})
     known = np.concatenate([c.values[np.isfinite(c.values)] for c in chosen])
     positive = known.size > 0 and bool((known > 0).all())
     log = panel.quantity.endswith("loss") and positive and known.max() > 10 * known.min()
