@@ -186,9 +186,12 @@ def test_print_has_all_tables_and_static_figures_only(pages, open_page, tmp_path
         ".filter((t) => t.getBoundingClientRect().right > 701).map((t) => t.caption.textContent)"
     )
     assert too_wide == []
+    # Chromium repeats no head of a table that has the box of a button in it.
+    displays = "() => [...document.querySelectorAll('th button')].map((b) => getComputedStyle(b).display)"
+    assert set(page.evaluate(displays)) == {"contents"}
     data = page.pdf(prefer_css_page_size=True)
     assert data.startswith(b"%PDF")
     sizes = {
         tuple(map(round, map(float, box.split()))) for box in re.findall(rb"/MediaBox \[([^\]]*)\]", data)
     }
-    assert sizes == {(0, 0, 595, 842)}
+    assert (0, 0, 595, 842) in sizes and sizes <= {(0, 0, 595, 842), (0, 0, 842, 595)}
