@@ -19,6 +19,7 @@ from meta500.cli import (
     operators,
     plot,
     recipe,
+    report,
     scale,
     serve,
     study,
@@ -60,6 +61,7 @@ application.command("watch")(watch.watch)
 application.command("compare")(compare.compare)
 application.add_typer(history.history, name="history")
 application.command("plot")(plot.plot)
+application.command("report")(report.report)
 application.command("diff")(diff.diff)
 application.command("models")(models.models)
 application.command("operators")(operators.operators)

@@ -15,7 +15,7 @@ from meta500.metrics.plots import (
     plots_from_run,
     ratios_from_rows,
 )
-from meta500.metrics.plots.from_rows import _on_one_line, _pages, _ratio_chunks
+from meta500.metrics.plots.pages import _on_one_line, _pages, _ratio_chunks
 from meta500.metrics.rows import Row, to_frame
 from meta500.metrics.run import RunFolder
 from meta500.metrics.runner import Runner

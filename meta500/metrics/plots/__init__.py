@@ -21,10 +21,10 @@ from meta500.metrics.plots.from_rows import (
     as_rows,
     bars_from_rows,
     curves_from_rows,
-    plots_from_run,
     ratios_from_rows,
 )
 from meta500.metrics.plots.heatmap import Cell, cells_from_rows, draw_heatmap, heatmap_plots
+from meta500.metrics.plots.pages import plots_from_run
 from meta500.metrics.plots.ranking import Part, draw_ranking
 from meta500.metrics.plots.roofline import (
     Limits,

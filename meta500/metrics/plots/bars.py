@@ -129,7 +129,7 @@ def draw_bars(
     if log and smallest <= 0:
         raise UserError(f"bar plot of {quantity}: a logarithmic axis needs positive values")
     middle = math.sqrt(smallest * largest) if log else max(abs(smallest), abs(largest))
-    factor, unit = _display_unit(middle, unit)
+    factor, unit = display_unit(middle, unit)
     smallest, largest = smallest * factor, largest * factor
     categories = list(dict.fromkeys(bar.category for bar in bars))
     series = list(dict.fromkeys(bar.series for bar in bars))
@@ -359,7 +359,7 @@ def _extent(bars: Sequence[Bar], dots: bool) -> tuple[float, float]:
     return min(drawn), max(drawn)
 
 
-def _display_unit(middle: float, unit: str) -> tuple[float, str]:
+def display_unit(middle: float, unit: str) -> tuple[float, str]:
     """Factor and unit for an axis whose typical number is ``middle``."""
     if middle <= 0:
         return 1.0, unit

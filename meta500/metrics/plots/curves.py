@@ -37,6 +37,10 @@ PHASES = {
 # Up to this many points each one gets a marker; beyond, a running mean stands before the raw line.
 FEW_POINTS = 40
 MEAN_SHARE = 20
+CURVE_NOTE = (
+    f"Of lines with more than {FEW_POINTS} points the running mean over {100 // MEAN_SHARE} % of the points "
+    "is drawn, with the single values behind it."
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,23 +1,17 @@
-"""From result rows to curves, bars and ratios, and all plots of a run folder from it alone."""
+"""From result rows to curves, bars and ratios."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meta500.errors import UserError
-from meta500.metrics.plots.bars import BAR_INCHES, GAP_INCHES, LINE_INCHES, Bar, Ratio, bar_plot, ratio_plot
-from meta500.metrics.plots.curves import Curve, curve_plots, four_panels
-from meta500.metrics.plots.heatmap import heatmap_plots
-from meta500.metrics.plots.roofline import roofline_plots
-from meta500.metrics.plots.sampling import sampling_plots
-from meta500.metrics.plots.scaling import scaling_plots
+from meta500.metrics.plots.bars import Bar, Ratio
+from meta500.metrics.plots.curves import Curve
 from meta500.metrics.rows import KINDS, NO_VALUE_VERDICTS, Row
 
 if TYPE_CHECKING:
@@ -28,8 +22,6 @@ WHAT = ("model", "node", "operator", "shape", "dtype", "batch", "optimizer", "da
 WHO = ("backend", "mode", "version", "device", "threads", "ranks", "protocol", "seed", "run_id")
 SERIES = ("model", "dataset", "optimizer", "backend", "mode", "device", "dtype", "batch")
 CURVE = (*SERIES, "threads", "ranks", "version", "seed", "run_id")
-# The largest part of a page that bars or lines take; the rest goes on further pages.
-PAGE_INCHES = 8.0
 CURVE_PHASES = ("training_step", "training_set", "test_set")
 
 
@@ -124,134 +116,9 @@ def telling_fields(rows: Sequence[Row], fields: Sequence[str], always: Sequence[
     return shown
 
 
-def plots_from_run(folder: Any, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
-    """Make all plots of a run again from its folder alone, into its ``plots/``; returns the paths.
-
-    - loss and accuracy of training runs: see `curve_plots`;
-    - "time-LEVEL-PHASE" and "throughput-...", "peak_memory-...", "first_call-...": bars with
-      intervals, one file per level, phase and protocol, with "-2", "-3" ... for further pages;
-    - "ratio-LEVEL-BASELINE": ratios with intervals;
-    - "scaling-weak", "scaling-strong", "scaling-errors", "scaling-network": see `scaling_plots`;
-    - "sampling-latency" and "sampling-labels": see `sampling_plots`;
-    - "roofline-PHASE-DTYPE" and "errors": of operators, see `roofline_plots` and `heatmap_plots`.
-
-    Args:
-        folder: a path or a RunFolder.
-        formats: of "png", "pdf" and "svg".
-
-    Raises:
-        UserError: no run folder, malformed rows, or plots that cannot be written.
-    """
-    from meta500.metrics.run import RunFolder
-
-    run = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
-    rows = run.rows
-    target = run.path / "plots"
-    curves = curves_from_rows(rows)
-    written = curve_plots(curves, target, formats) if four_panels(curves) else []
-    # Fetching, sampling and the call of an empty network need no bars: they have other figures, or none.
-    drawn = [r for r in rows if r.phase not in ("fetch", "measuring", "sampling")]
-    for quantity in ("time", "throughput", "peak_memory", "first_call"):
-        written += _bar_pages([r for r in drawn if r.quantity == quantity], target, formats)
-    written += _ratio_pages([r for r in drawn if r.quantity == "ratio"], target, formats)
-    written += scaling_plots(rows, target, formats) + sampling_plots(rows, target, formats)
-    return written + roofline_plots(rows, target, formats) + heatmap_plots(rows, target, formats)
-
-
-def _bar_pages(rows: Sequence[Row], target: Path, formats: Sequence[str]) -> list[Path]:
-    written: list[Path] = []
-    for key in dict.fromkeys((r.level, r.phase, r.unit, aspect_of(r)) for r in rows):
-        level, phase, unit, aspect = key
-        group = [r for r in rows if (r.level, r.phase, r.unit, aspect_of(r)) == key]
-        bars = bars_from_rows(group)
-        quantity = group[0].quantity
-        name = _file_name(quantity, str(level), phase, *([aspect] if aspect else []))
-        for number, page in _pages(bars):
-            if not any(bar.known for bar in page):
-                continue
-            written += bar_plot(
-                page,
-                [target / f"{name}{number}.{kind}" for kind in formats],
-                quantity=f"{phase.replace('_', ' ')} {quantity.replace('_', ' ')}".strip(),
-                unit=unit,
-                interval=_interval_words(group),
-            )
-    return written
-
-
-def _ratio_pages(rows: Sequence[Row], target: Path, formats: Sequence[str]) -> list[Path]:
-    written: list[Path] = []
-    for key in dict.fromkeys((r.level, r.baseline) for r in rows):
-        level, baseline = key
-        group = [r for r in rows if (r.level, r.baseline) == key]
-        phases = {r.phase for r in group}
-        phase = phases.pop() if len(phases) == 1 else ""
-        # A phase that all share is named once, at the axis.
-        ratios, who = _on_one_line(ratios_from_rows([replace(r, phase="") if phase else r for r in group]))
-        name = _file_name("ratio", str(level), baseline)
-        time = f"{phase.replace('_', ' ')} time of {who}" if who else f"{phase.replace('_', ' ')} time"
-        time = time.strip()
-        for number, page in _ratio_chunks(ratios):
-            written += ratio_plot(
-                page,
-                [target / f"{name}{number}.{kind}" for kind in formats],
-                quantity=f"{time} relative to {baseline}" if baseline else "ratio of two measurements",
-                interval=_interval_words(group, "interval"),
-            )
-    return written
-
-
 def aspect_of(row: Row) -> str:
     """What a protocol says beside how it timed: "interleaved, overhead" is about overhead."""
     return row.protocol.partition(", ")[2]
-
-
-def _pages(bars: Sequence[Bar]) -> Iterable[tuple[str, list[Bar]]]:
-    """Categories in pages of about equal length that fit on paper, each with its number for the file."""
-    categories = list(dict.fromkeys(bar.category for bar in bars))
-    height = len({bar.series for bar in bars}) * BAR_INCHES + GAP_INCHES
-    pages = max(1, math.ceil(len(categories) * height / PAGE_INCHES))
-    length = math.ceil(len(categories) / pages)
-    for page in range(math.ceil(len(categories) / length)):
-        chosen = set(categories[page * length : (page + 1) * length])
-        yield f"-{page + 1}" if page else "", [bar for bar in bars if bar.category in chosen]
-
-
-def _ratio_chunks(ratios: Sequence[Ratio]) -> Iterable[tuple[str, list[Ratio]]]:
-    """Whole groups in pages that fit on paper, each with its number for the file."""
-    groups: dict[str, list[Ratio]] = {}
-    for place, ratio in enumerate(ratios):
-        groups.setdefault(ratio.group or f"line {place}", []).append(ratio)
-    pages: list[list[Ratio]] = [[]]
-    inches = 0.0
-    for group in groups.values():
-        height = LINE_INCHES * (len(group) + bool(group[0].group))
-        if pages[-1] and inches + height > PAGE_INCHES:
-            pages.append([])
-            inches = 0.0
-        pages[-1] += group
-        inches += height
-    for page, chosen in enumerate(pages):
-        if chosen:
-            yield f"-{page + 1}" if page else "", chosen
-
-
-def _on_one_line(ratios: Sequence[Ratio]) -> tuple[list[Ratio], str]:
-    """Groups of one ratio each, all by the same: without headings, and the name of who it is."""
-    labels, groups = {r.label for r in ratios}, {r.group for r in ratios}
-    if len(labels) != 1 or len(groups) < max(len(ratios), 2):
-        return list(ratios), ""
-    return [replace(r, label=r.group, group="") for r in ratios], labels.pop()
-
-
-def _interval_words(rows: Sequence[Row], what: str = "median, interval") -> str:
-    """What the intervals are; the coverage is named where all rows have about the same one."""
-    levels = {round(100 * r.confidence) for r in rows if r.confidence is not None}
-    if not levels:
-        return "" if what.startswith("median") else what
-    low, high = min(levels), max(levels)
-    coverage = f"{low} %" if low == high else f"{low} to {high} %"
-    return what.replace("interval", f"{coverage} interval")
 
 
 def is_on_curve(row: Row) -> bool:
@@ -331,10 +198,6 @@ def field_word(row: Row, name: str) -> str:
     if name == "operator" and row.node:
         return ""
     return f"{name} {value}" if name in ("batch", "seed") else str(value).replace("_", " ")
-
-
-def _file_name(*parts: str) -> str:
-    return "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part) for part in parts if part)
 
 
 def _present(record: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the next larger number of its element type, errors of all types are on one scale
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,7 @@ class Cell:
 
 def cells_from_rows(rows: Iterable[Row]) -> list[Cell]:
     """One cell per operator (of a run about one operator: per case) and per backend and element type."""
-    chosen = [r for r in rows if _belongs(r)]
+    chosen = [r for r in rows if belongs(r)]
     operators = {r.operator for r in chosen}
     errors: dict[tuple[str, str], float] = {}
     words: dict[tuple[str, str], set[str]] = {}
@@ -119,25 +119,30 @@ def draw_heatmap(cells: Sequence[Cell], *, title: str = "") -> Figure:
 
 def heatmap_plots(rows: Sequence[Row], folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write "errors", and "errors-2", ... for further pages; nothing where there is no error in eps."""
+    written: list[Path] = []
+    for name, cells in heatmap_pages(rows):
+        written += save(draw_heatmap(cells), [folder / f"{name}.{kind}" for kind in formats])
+    return written
+
+
+def heatmap_pages(rows: Sequence[Row]) -> Iterator[tuple[str, list[Cell]]]:
+    """Pairs of the name of a figure and its cells; none where there is no error in eps."""
     cells = cells_from_rows(rows)
     # What has numbers is a picture; equality of integers and refusals stand in the tables.
     numbered = {cell.name for cell in cells if cell.error is not None}
     cells = [cell for cell in cells if cell.name in numbered]
-    columns = list(dict.fromkeys(cell.series for cell in cells if cell.error is not None))
+    columns = {cell.series for cell in cells if cell.error is not None}
     cells = [cell for cell in cells if cell.series in columns]
-    written: list[Path] = []
     names = list(dict.fromkeys(cell.name for cell in cells))
     pages = max(1, math.ceil(len(names) / PAGE))
     size = math.ceil(len(names) / pages)
     for page in range(pages if names else 0):
         chosen = set(names[page * size : (page + 1) * size])
-        figure = draw_heatmap([cell for cell in cells if cell.name in chosen])
         number_of_page = f"-{page + 1}" if page else ""
-        written += save(figure, [folder / f"errors{number_of_page}.{kind}" for kind in formats])
-    return written
+        yield f"errors{number_of_page}", [cell for cell in cells if cell.name in chosen]
 
 
-def _belongs(row: Row) -> bool:
+def belongs(row: Row) -> bool:
     """Rows of verdicts and of the largest relative error, not those of times or gradients."""
     return row.level == 0 and row.phase == "conformance" and row.quantity in ("verdict", "max_relative")
 

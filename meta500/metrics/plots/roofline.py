@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +145,26 @@ def draw_roofline(points: Sequence[Point], limits: Limits, *, title: str = "") -
 def roofline_plots(rows: Sequence[Row], folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write "roofline-PHASE-DTYPE" for each phase and element type with limits and points."""
     written: list[Path] = []
+    for page in roofline_pages(rows):
+        figure = draw_roofline(page.points, page.limits, title=page.title)
+        written += save(figure, [folder / f"{page.name}.{kind}" for kind in formats])
+    return written
+
+
+@dataclass(frozen=True)
+class Page:
+    """One figure: the name of its file without suffix, what is drawn, and the title above it."""
+
+    name: str
+    phase: str
+    dtype: str
+    points: list[Point]
+    limits: Limits
+    title: str
+
+
+def roofline_pages(rows: Sequence[Row]) -> Iterator[Page]:
+    """A figure for each phase and element type with limits and points."""
     groups = dict.fromkeys((r.phase, r.dtype) for r in rows if r.quantity == "flop_rate" and r.level == 0)
     for phase, dtype in groups:
         limits, points = limits_from_rows(rows, dtype), points_from_rows(rows, phase, dtype)
@@ -152,10 +172,8 @@ def roofline_plots(rows: Sequence[Row], folder: Path, formats: Sequence[str] = (
             continue
         threads = {r.threads for r in rows if r.phase == PHASE and r.threads}
         with_threads = "".join(f", {n} thread{'s' if n > 1 else ''}" for n in threads if len(threads) == 1)
-        figure = draw_roofline(points, limits, title=f"{phase}, {dtype}{with_threads}")
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"roofline-{phase}-{dtype}")
-        written += save(figure, [folder / f"{name}.{kind}" for kind in formats])
-    return written
+        yield Page(name, phase, dtype, points, limits, f"{phase}, {dtype}{with_threads}")
 
 
 def _set_range(axes: Axes, points: Sequence[Point], limits: Limits) -> None:

@@ -7,8 +7,9 @@ stand; thick lines are the model, calibrated with all measurements, of the machi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,32 +140,47 @@ def _series(rows: Sequence[Row]) -> list[Series]:
     return list(found.values())
 
 
+@dataclass(frozen=True)
+class Page:
+    """One figure: the name of its file without suffix, what it shows, and what draws it.
+
+    ``study`` is None for the figure of messages, and ``scaling`` is "" for the two others that are not about
+    weak or strong scaling.
+    """
+
+    name: str
+    study: Study | None
+    scaling: str
+    draw: Callable[[], Figure]
+
+
 def scaling_plots(
     rows: Iterable[Row], folder: str | Path, formats: Sequence[str] = ("png", "pdf")
 ) -> list[Path]:
     """Write "scaling-weak", "scaling-strong", "scaling-errors" and "scaling-network", as far as there are
     rows for them; returns the paths.
     """
+    written: list[Path] = []
+    for page in scaling_pages(list(rows)):
+        written += save(page.draw(), [Path(folder) / f"{page.name}.{kind}" for kind in formats])
+    return written
+
+
+def scaling_pages(rows: Sequence[Row]) -> Iterator[Page]:
+    """The figures of scaling studies that there are rows for."""
     from meta500.metrics.plots.scaling_model import draw_errors, draw_network
 
-    rows = list(rows)
-    written: list[Path] = []
-
-    def write(name: str, number: int, figure: Figure) -> None:
-        suffix = f"-{number + 1}" if number else ""
-        paths = [Path(folder) / f"{name}{suffix}.{kind}" for kind in formats]
-        written.extend(save(figure, paths))
-
     for number, study in enumerate(studies_from_rows(rows)):
+        suffix = f"-{number + 1}" if number else ""
         for scaling in SCALINGS:
             if any(s.scaling == scaling and len(s.measured) + len(s.predicted) > 1 for s in study.series):
-                write(f"scaling-{scaling}", number, draw_scaling(study, scaling))
+                draw = partial(draw_scaling, study, scaling)
+                yield Page(f"scaling-{scaling}{suffix}", study, scaling, draw)
         if any(m.checked is not None and m.ranks > 1 for s in study.series for m in s.measured):
-            write("scaling-errors", number, draw_errors(study))
+            yield Page(f"scaling-errors{suffix}", study, "", partial(draw_errors, study))
     messages = [r for r in rows if r.phase in ("message", "collective") and r.value is not None]
     if messages:
-        write("scaling-network", 0, draw_network(messages))
-    return written
+        yield Page("scaling-network", None, "", partial(draw_network, messages))
 
 
 def draw_scaling(study: Study, scaling: str) -> Figure:

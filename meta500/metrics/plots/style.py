@@ -110,6 +110,12 @@ def save(figure: Figure, paths: str | Path | Sequence[str | Path]) -> list[Path]
     return targets
 
 
+def literal(text: str) -> str:
+    """Text that matplotlib draws as it stands: no formulas between dollars, no label that it would hide."""
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
 def text_width(figure: Figure, text: str, size: float) -> float:
     """Width of a text in inches, as the figure's renderer draws it."""
     artist = figure.text(0, 0, text, fontsize=size)

@@ -86,7 +86,7 @@ def read_training_runs(folders: str | Path | Sequence[str | Path], choice: Filte
     Raises:
         UserError: nothing found, a malformed run, an empty text, or no run with training curves is left.
     """
-    accepts, excluded = _filter(choice)
+    accepts, excluded = text_filter(choice)
     paths = find_run_folders(folders)
     names = short_names(paths)
     found = Found(names=list(names))
@@ -152,7 +152,7 @@ def _rank(fact: str) -> int:
     return KINDS_OF_FACTS.index(fact.partition(".")[0])
 
 
-def _filter(choice: Filter) -> tuple[Callable[[str], bool], tuple[str, ...]]:
+def text_filter(choice: Filter) -> tuple[Callable[[str], bool], tuple[str, ...]]:
     """What accepts a run's text, and the texts (lower case) that a name must not have in it."""
     if choice is None:
         return lambda text: True, ()

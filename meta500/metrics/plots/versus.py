@@ -36,6 +36,7 @@ from meta500.metrics.plots.style import (
     WIDTH,
     drawing,
     legend_below,
+    literal,
     new_figure,
     save,
     text_width,
@@ -214,7 +215,7 @@ def draw_versus(found: Versus, panels: Sequence[Panel] | None = None, title: str
             _draw_panel(axes, panel, found, legend)
         text = shared_facts(runs) if title is None else title
         if text:
-            figure.suptitle(_wrapped(figure, _plain(text), 9.0, figure.get_figwidth() - 0.4), fontsize=9)
+            figure.suptitle(_wrapped(figure, literal(text), 9.0, figure.get_figwidth() - 0.4), fontsize=9)
         _draw_legend(figure, found, legend)
         # Ticks are chosen by the size of the axes, and the layout by the ticks: it settles when drawn anew.
         figure.draw_without_rendering()
@@ -370,7 +371,7 @@ def _draw_legend(figure: Figure, found: Versus, legend: _Legend) -> None:
     names: list[str] = []
     if len(found.lines) > 1:
         handles += [Line2D([], [], **line_look(index)) for index in range(len(found.lines))]
-        names += [_plain(line.label) for line in found.lines]
+        names += [literal(line.label) for line in found.lines]
     if any(len(line.runs) > 1 for line in found.lines):
         handles.append(Patch(facecolor="#555555", alpha=0.3))
         names.append(BANDS[found.aggregate].format(seeds=_seeds(line.runs for line in found.lines)))
@@ -386,12 +387,6 @@ def _draw_legend(figure: Figure, found: Versus, legend: _Legend) -> None:
         names.append(f"NaN or infinite{one} from here on")
     available = figure.get_figwidth() - 0.9
     legend_below(figure, handles, [_wrapped(figure, name, 8.0, available) for name in names])
-
-
-def _plain(text: str) -> str:
-    """Text that matplotlib draws as it stands: no formulas between dollars, no label that it would hide."""
-    text = text.replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
 
 
 def _wrapped(figure: Figure, text: str, size: float, width: float) -> str:
