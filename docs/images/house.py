@@ -89,8 +89,15 @@ HOUSE = (
         ("what a user runs: operators, networks, training, scaling, recipes, studies",),
         BELOW_STUDIES,
     ),
-    Room("cli", 6, 0, 2, ("one verb per file",), (*BELOW_STUDIES, "benchmarks", "web")),
-    Room("web", 6, 2, 2, ("the live page",), (*BELOW_STUDIES, "benchmarks")),
+    Room("cli", 7, 0, 4, ("one verb per file",), (*BELOW_STUDIES, "benchmarks", "web")),
+    Room(
+        "web",
+        6,
+        2,
+        2,
+        ("the live page: its server,", "and what the browser runs"),
+        (*BELOW_STUDIES, "benchmarks"),
+    ),
 )
 BACKENDS_ON_HOST = "numpy"  # the backend that others may import, as their declared host fallback
 
