@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meta500.errors import UserError
+from meta500.metrics import live as following
 from meta500.metrics.live import LiveRun, Progress
-from meta500.metrics.tickers.progress import duration
+from meta500.metrics.tickers.pace import duration, left_words
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -65,7 +66,7 @@ def watch_command(
             _print_changes(runs, interval, once)
         elif once:
             for run in runs:
-                run.poll()
+                _look(run)
                 console.print(_picture(run, console.width, len(runs) == 1))
         elif console.is_terminal:
             _draw(runs, interval, console)
@@ -96,12 +97,21 @@ def sentence(run: LiveRun) -> str:
     return ", ".join(parts)
 
 
+def _look(run: LiveRun) -> bool:
+    """Read a run once, and surely: whether it was killed takes two questions."""
+    changed = run.poll()
+    while run.undecided:
+        time.sleep(following.DEAD_SECONDS)
+        changed |= run.poll()
+    return changed
+
+
 def _print_changes(runs: Sequence[LiveRun], interval: float, once: bool) -> None:
     marks = [0] * len(runs)
     first = True
     while True:
         for place, run in enumerate(runs):
-            if run.poll() or first:
+            if (_look(run) if once else run.poll()) or first:
                 state = run.since(marks[place])
                 marks[place] = run.mark
                 sys.stdout.write(json.dumps({"run": str(run.path), **state}, allow_nan=False) + "\n")
@@ -174,9 +184,9 @@ def _bar(progress: Progress, width: int, over: bool) -> RenderableType:
     silent = time.time() - progress.updated
     if not over and silent > SILENT_SECONDS:
         words.append(f"nothing new for {duration(silent)}")
-    elif not over and progress.remaining is not None:
-        bound = "" if progress.remaining_complete else "at least "
-        words.append(f"{bound}{duration(progress.remaining)} left")
+    elif not over:
+        left = left_words(progress.remaining, progress.remaining_complete, progress.may_stop)
+        words += [left] if left else []
     text = Text("  ".join(words))
     if progress.done is None:
         return text
@@ -240,6 +250,8 @@ def _curve(run: LiveRun, names: Sequence[str], width: int) -> RenderableType:
 
 
 def _latest(run: LiveRun) -> RenderableType:
+    from rich.text import Text
+
     from meta500.benchmarks.tables import table_of
 
     table = table_of("Last measurements", ["what", "who"], ["quantity", "value"])
@@ -247,7 +259,8 @@ def _latest(run: LiveRun) -> RenderableType:
         what = " ".join(filter(None, (row.model, row.node or row.operator, row.shape, row.phase)))
         who = " ".join(filter(None, (row.backend, row.mode, row.optimizer)))
         value = row.verdict if row.value is None else f"{row.value:.4g} {'' if row.unit == '1' else row.unit}"
-        table.add_row(what, who, row.quantity, value.strip())
+        # As texts, so that brackets in a name are no markup.
+        table.add_row(*map(Text, (what, who, row.quantity, value.strip())))
     return table
 
 

@@ -48,8 +48,8 @@ class Progress:
     ``batches`` belong to the phase (None: their number is unknown). ``step`` and ``samples_seen`` count
     training steps and samples of the whole run, ``loss`` is that of the last step and ``accuracy`` (0 to 1)
     that of the last test. ``seconds`` of wall time have passed; ``remaining`` seconds are estimated from the
-    batches timed so far (None: too few of them) and are a lower bound unless ``remaining_complete``.
-    ``updated``: seconds since 1970.
+    batches timed so far (None: too few of them) and are a lower bound unless ``remaining_complete``,
+    an upper one if ``may_stop``: a score may end the run sooner. ``updated``: seconds since 1970.
     """
 
     phase: str
@@ -64,6 +64,7 @@ class Progress:
     seconds: float
     remaining: float | None
     remaining_complete: bool
+    may_stop: bool
     done: float | None
     updated: float
 
@@ -132,7 +133,8 @@ class LiveRun:
         training: what the training run under way is (the last one, where a folder has several), as fields of
             rows.
         series: its curves: "loss" of single steps, "train_loss" (mean of an epoch), "test_loss", "accuracy"
-            and other scores of the test set.
+            and other scores of the test set. ``last`` has the newest point of each and ``counts`` their
+            number, whatever was thinned.
         rows: number of rows so far; latest: the last of those that are no points of a curve.
 
     Raises:
@@ -161,6 +163,8 @@ class LiveRun:
     def _begin_training(self, what: dict[str, Any]) -> None:
         self.training = what
         self.series: dict[str, Series] = {}
+        self.last: dict[str, tuple[float, float, float]] = {}
+        self.counts: dict[str, int] = {}
         self._first_mark = self.mark
         self._last_step = -1
         self._seen: dict[int, float] = {}
@@ -173,6 +177,11 @@ class LiveRun:
     @property
     def message(self) -> str:
         return "the process that wrote this run is gone" if self._dead else str(self.info.get("message", ""))
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nobody was found to write this run, and a second question is due `DEAD_SECONDS` later."""
+        return self._dead_since is not None and not self._dead
 
     @property
     def over(self) -> bool:
@@ -235,8 +244,12 @@ class LiveRun:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
         stamp = (found.st_mtime_ns, found.st_ino)
         if stamp != self._info_stamp:
+            before = self.info.get("continued")
             self.info = read_info(path)
             self._info_stamp = stamp
+            if self.info.get("continued") != before:
+                # A run that is gone on with has dropped rows, also where others already took their place.
+                self._begin_anew()
 
     def _poll_rows(self) -> None:
         try:
@@ -285,6 +298,8 @@ class LiveRun:
     def _point(self, name: str, samples: float, seconds: float, value: float) -> None:
         self.mark += 1
         self.series.setdefault(name, Series()).add(self.mark, samples, seconds, value)
+        self.last[name] = (samples, seconds, value)
+        self.counts[name] = self.counts.get(name, 0) + 1
 
     def _poll_life(self) -> None:
         """Ask whether the process of a run that is not over still lives."""

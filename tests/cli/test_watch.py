@@ -107,32 +107,38 @@ def test_once_says_how_a_killed_run_stands_and_the_exit_code_tells(tmp_path):
         assert once.returncode == 0, once.stderr
         assert "running" in once.stdout
         run.kill()
-    watched = meta500("watch", path)
-    assert watched.returncode == 1
-    assert "interrupted (the process that wrote this run is gone)" in watched.stdout
+    for words in ([], ["--once"], ["--once", "--json"]):
+        watched = meta500("watch", path, *words)
+        assert watched.returncode == 1, words
+        assert "interrupted" in watched.stdout
+        assert "the process that wrote this run is gone" in watched.stdout
 
 
 def test_ctrl_c_ends_the_watching_alone(tmp_path):
     run = RunFolder.create(tmp_path / "run", environment={}, command=["meta500"])
     with subprocess.Popen(
-        command("watch", run.path), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command("watch", run.path, "--json"),
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
-        time.sleep(4)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["status"] == "running"
         process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
     assert said == f"meta500: stopped watching; still running: {run.path}\n"
-    assert "running" in out
     run.append(Row(level=1, quantity="time", unit="s", value=0.1))
     run.finish()
 
 
 def test_other_runs_show_their_last_measurements(tmp_path):
     with RunFolder.create(tmp_path / "run", environment={}, command=["meta500"]) as run:
-        run.append(Row(level=0, operator="Conv", backend="numpy", quantity="time", unit="s", value=0.125))
+        run.append(Row(level=0, node="a[/b]", backend="numpy", quantity="time", unit="s", value=0.125))
     once = meta500("watch", "--once", run.path)
     assert once.returncode == 0, once.stderr
-    assert "Conv" in once.stdout
+    assert "a[/b]" in once.stdout
     assert "0.125 s" in once.stdout
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from meta500.metrics import live
 from meta500.metrics.live import LiveRun, Progress, Series
 from meta500.metrics.rows import Row
 from meta500.metrics.run import RunFolder, being_written
-from meta500.metrics.tickers import ProgressFile, RowsTicker, StepLimit
+from meta500.metrics.tickers import AccuracyLimit, ProgressFile, RowsTicker, StepLimit, TimeLimit
 
 ENVIRONMENT = {"cpu": {"model": "abacus"}}
 ROOT = Path(__file__).parents[2]
@@ -141,6 +142,31 @@ def test_rows_that_a_resumed_run_drops_are_forgotten(folder):
     assert followed.over
 
 
+def test_a_resume_between_two_looks_is_noticed(folder):
+    folder.extend(steps(1, [4.0]))
+    folder.checkpoint()
+    folder.extend(steps(2, [8.0], begin=1))
+    folder.finish("interrupted")
+    followed = LiveRun(folder.path)
+    followed.poll()
+    again = RunFolder.resume(folder.path)
+    again.extend(steps(2, [7.0], begin=1))
+    again.extend(steps(3, [6.0], begin=2))
+    followed.poll()
+    assert [value for _, _, value in followed.series["loss"].points()] == [4.0, 7.0, 6.0]
+    again.finish()
+
+
+def test_the_last_point_is_known_whatever_was_thinned(folder, monkeypatch):
+    monkeypatch.setattr(live, "MOST_POINTS", 4)
+    folder.extend(steps(20, [float(n) for n in range(20)]))
+    followed = LiveRun(folder.path)
+    followed.poll()
+    assert len(followed.series["loss"].points()) < 6
+    assert followed.last == {"loss": (200.0, 10.0, 19.0)}
+    assert followed.counts == {"loss": 20}
+
+
 def test_a_long_series_is_thinned_evenly(monkeypatch):
     monkeypatch.setattr(live, "MOST_POINTS", 10)
     series = Series()
@@ -228,11 +254,10 @@ def test_asking_whether_a_run_is_written_does_not_keep_it_from_being_written(tmp
     run.finish("interrupted")
     asking = os.open(run.rows_path, os.O_RDONLY)
     fcntl.flock(asking, fcntl.LOCK_SH)
-    program = f"import os, time, fcntl; fcntl.flock({asking}, fcntl.LOCK_SH); time.sleep(0.03)"
-    with subprocess.Popen([sys.executable, "-c", program], pass_fds=[asking]) as process:
-        os.close(asking)
-        process.wait()
+    freed = threading.Timer(0.03, os.close, (asking,))
+    freed.start()
     assert RunFolder.resume(run.path).status == "running"
+    freed.join()
 
 
 def test_the_progress_file_says_where_the_run_is(ticker_runner, tmp_path):
@@ -253,7 +278,6 @@ def test_the_progress_file_says_where_the_run_is(ticker_runner, tmp_path):
     assert phases.count("testing") >= 2
     last = seen[-1]
     assert last.step == len(summary.losses) == 6
-    assert last.step == len(summary.losses) == 6
     assert last.done == 1.0
     assert last.remaining == 0.0
     assert last.remaining_complete
@@ -266,6 +290,26 @@ def test_the_progress_file_says_where_the_run_is(ticker_runner, tmp_path):
     assert len(losses) == last.step
     assert np.isfinite(losses).all()
     json.dumps(followed.snapshot(), allow_nan=False)
+
+
+def test_limits_bound_what_remains(ticker_runner, tmp_path):
+    run = RunFolder.create(tmp_path / "run", environment=ENVIRONMENT)
+    seen = []
+
+    class Look(ProgressFile):
+        def _write(self, state):
+            super()._write(state)
+            seen.append(Progress.read(run.path / "progress.json"))
+
+    limits = [TimeLimit(1000.0), AccuracyLimit(1.0)]
+    ticker_runner(Look(), *limits, test=11, folder=run).run(2)
+    assert all(progress.may_stop for progress in seen)
+    longest = TimeLimit(1e-9)
+    ticker_runner(Look(), longest, folder=run).run(1000)
+    last = seen[-1]
+    assert not last.may_stop
+    assert last.done == 1.0
+    assert last.remaining in (None, 0.0)
 
 
 def test_a_progress_file_that_cannot_be_written_ends_no_run(ticker_runner, tmp_path):

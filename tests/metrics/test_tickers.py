@@ -21,8 +21,7 @@ from meta500.metrics.tickers import (
     StepLimit,
     TimeLimit,
 )
-from meta500.metrics.tickers.pace import RemainingTime
-from meta500.metrics.tickers.progress import duration
+from meta500.metrics.tickers.pace import RemainingTime, duration, left_words
 
 # -- metrics ------------------------------------------------------------------------------------
 
@@ -338,6 +337,20 @@ def test_remaining_time_is_counted_apart_for_training_and_tests():
     done.add(1.0)
     assert done.seconds() == 0
     assert done.complete
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((None, True, False), ""),
+        ((12.4, True, False), "12 s left"),
+        ((12.4, False, False), "at least 12 s left"),
+        ((12.4, True, True), "at most 12 s left"),
+        ((12.4, False, True), ""),
+    ],
+)
+def test_words_about_the_remaining_time_say_what_it_bounds(arguments, words):
+    assert left_words(*arguments) == words
 
 
 @pytest.mark.parametrize(

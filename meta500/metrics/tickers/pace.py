@@ -6,6 +6,7 @@ import time
 from collections import deque
 
 from meta500.metrics.events import RunState
+from meta500.metrics.tickers.limits import ScoreLimit, TimeLimit
 
 RECENT = 200
 
@@ -58,7 +59,8 @@ class Pace:
     Attributes:
         batches: of the whole run; None where a sampler does not say how many it gives.
         done: how many of them are.
-        remaining: the estimate.
+        remaining: the estimate from the batches alone.
+        may_stop: whether a score may end the run before its last batch.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -68,6 +70,10 @@ class Pace:
         if state.train_batches is not None and test_batches is not None:
             self.batches = state.epochs * (state.train_batches + test_batches)
         self.done = 0
+        self.may_stop = any(isinstance(t, ScoreLimit) and t.stop for t in state.runner.tickers)
+        self._limits = [
+            t.seconds for t in state.runner.tickers if isinstance(t, TimeLimit) and t.clock == "wall"
+        ]
         self._mark_ns = time.perf_counter_ns()
 
     def restore(self, state: RunState) -> None:
@@ -78,6 +84,21 @@ class Pace:
         for kind, count in enumerate(left):
             left[kind] = None if count is None else max(count - done[kind], 0)
         self.done = sum(done)
+
+    def seconds(self, state: RunState) -> float | None:
+        """Seconds that the run still takes, by its batches or by its time limit, whichever ends it first;
+        None where the batches do not tell."""
+        left = self.remaining.seconds()
+        return (
+            None if left is None else min([left, *(max(s - state.wall_seconds, 0.0) for s in self._limits)])
+        )
+
+    def fraction(self, state: RunState) -> float | None:
+        """How much of the run is done, 0 to 1, by the same two; None where it has no known number of
+        batches."""
+        if not self.batches:
+            return None
+        return min(max([self.done / self.batches, *(state.wall_seconds / s for s in self._limits)]), 1.0)
 
     def begin(self) -> None:
         """A training or test set begins; the time until now belongs to no batch."""
@@ -90,3 +111,31 @@ class Pace:
         self._mark_ns = now
         self.done += 1
         return now
+
+
+def left_words(seconds: float | None, complete: bool, may_stop: bool) -> str:
+    """The remaining time in words; "" where nothing honest can be said.
+
+    Args:
+        seconds: the estimate.
+        complete: False makes it a lower bound, see `RemainingTime`.
+        may_stop: makes it an upper bound, since a score may end the run sooner.
+    """
+    if seconds is None or (may_stop and not complete):
+        return ""
+    bound = "at most " if may_stop else "" if complete else "at least "
+    return f"{bound}{duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words of fixed precision: "0.42 s", "12 s", "3 min 05 s", "2 h 10 min"."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"

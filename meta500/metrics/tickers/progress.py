@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from meta500.metrics.events import RunState, Ticker
-from meta500.metrics.tickers.pace import Pace
+from meta500.metrics.tickers.pace import Pace, duration, left_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,25 +104,11 @@ class ProgressTicker(Ticker):
         parts = [f"loss {state.loss:.4g}"]
         if state.summary.accuracy is not None:
             parts.append(f"accuracy {100 * state.summary.accuracy:.2f} %")
-        left = self._pace.remaining.seconds()
-        if left is not None:
-            parts.append(f"{'' if self._pace.remaining.complete else 'at least '}{duration(left)} left")
+        left = left_words(self._pace.seconds(state), self._pace.remaining.complete, self._pace.may_stop)
+        if left:
+            parts.append(left)
         self._bar.update(self._task, advance=1, status="  ".join(parts))
         self._bar.refresh()
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words of fixed precision: "0.42 s", "12 s", "3 min 05 s", "2 h 10 min"."""
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
 
 
 def _epoch(state: RunState) -> str:

@@ -66,22 +66,21 @@ class ProgressFile(Ticker):
 
     def _write(self, state: RunState) -> None:
         self._written_ns = time.perf_counter_ns()
-        training = self._phase != "testing"
-        remaining = self._pace.remaining
         progress = Progress(
             phase=self._phase,
             epoch=state.epoch - state.first_epoch + 1,
             epochs=state.epochs,
-            batch=state.batch,
-            batches=state.train_batches if training else state.test_batches,
+            batch=state.batch if self._phase in ("training", "testing") else 0,
+            batches={"training": state.train_batches, "testing": state.test_batches}.get(self._phase),
             step=state.step,
             samples_seen=state.samples_seen,
             loss=state.loss,
             accuracy=state.summary.accuracy,
             seconds=state.wall_seconds,
-            remaining=remaining.seconds(),
-            remaining_complete=remaining.complete,
-            done=self._pace.done / self._pace.batches if self._pace.batches else None,
+            remaining=self._pace.seconds(state),
+            remaining_complete=self._pace.remaining.complete,
+            may_stop=self._pace.may_stop,
+            done=self._pace.fraction(state),
             updated=time.time(),
         )
         content = {"version": PROGRESS_VERSION} | {k: plain(v) for k, v in asdict(progress).items()}
