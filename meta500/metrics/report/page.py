@@ -117,7 +117,7 @@ def facts_of(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     python = (environment.get("python") or {}).get("version")
     software = {"Python": python, **{name: versions.get(name) for name in _SOFTWARE}}
     words = info.get("command") or []
-    cores, vectors = cpu.get("physical_cores"), ", ".join(cpu.get("vector") or ())
+    cores, vectors = cpu.get("physical_cores"), ", ".join(map(str, cpu.get("vector") or ()))
     processor = str(cpu.get("model") or "")
     graphics = environment.get("gpus") or []
     pairs = [
