@@ -164,6 +164,13 @@ def test_differences_between_machines_come_first(tmp_path):
     assert found.differences == ("Processor", "cpu.model")
 
 
+def test_a_command_of_the_wrong_kind_is_no_command(tmp_path):
+    path = make_run(tmp_path / "run", [])
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(info | {"command": 3, "continued": "now"}))
+    assert [fact.name for fact in environments_of(read_sources(path)).main] == ["Processor", "Software"]
+
+
 def test_long_tables_are_cut_with_a_sentence():
     rows = tuple((Cell(f"line {n}"), Cell(str(n), float(n))) for n in range(MOST_LINES + 5))
     table = DataTable("t", "Long", (Column("a"), Column("b", "s", numeric=True)), rows)
