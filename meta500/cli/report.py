@@ -74,10 +74,19 @@ def report(
     )
     for note in found.notes:
         typer.echo(f"meta500: note: {note}", err=True)
+    for path in found.removed:
+        typer.echo(
+            f"meta500: note: {path}: removed: an earlier report wrote it, this one has no such figure",
+            err=True,
+        )
     if as_json:
         missing = [{"what": what, "why": why} for what, why in found.missing]
         lists = {"figures": found.figures, "tables": found.tables, "missing": missing, "notes": found.notes}
-        typer.echo(json.dumps({"files": list(map(str, found.files))} | lists))
+        typer.echo(
+            json.dumps(
+                {"files": list(map(str, found.files)), "removed": list(map(str, found.removed))} | lists
+            )
+        )
         return
     for path in found.files:
         typer.echo(f"{path}  ({path.stat().st_size / 1e6:.1f} MB)")

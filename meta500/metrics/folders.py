@@ -84,7 +84,7 @@ def _below(entry: str | Path, suffixes: Sequence[str] | None) -> Iterator[Path]:
             continue
         if match.is_dir():
             yield from _search(match, DEPTH)
-        elif match.suffix.lower() in (suffixes or ()):
+        elif match.name.lower().endswith(tuple(suffixes or ())):
             yield match
 
 

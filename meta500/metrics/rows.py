@@ -12,11 +12,13 @@ per line with the same names, an absent number is ``null`` and non-finite number
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import math
 import operator as operators
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     import pandas
 
 SCHEMA_VERSION = 1
+# What files that were packed by gzip begin with (RFC 1952).
+GZIP = b"\x1f\x8b"
 VERDICTS = ("ok", "wrong", "unsupported", "failed", "not_compared")
 NO_VALUE_VERDICTS = ("unsupported", "failed")
 LEVELS = range(4)
@@ -324,13 +328,26 @@ def _located(path: str | Path, number: int, entry: Mapping[str, Any]) -> Row:
         raise UserError(f"{path}, line {number}: {error}") from None
 
 
-def _text(path: Path) -> str:
+def read_bytes(path: Path) -> bytes:
+    """What is in the file, unpacked where it was packed by gzip.
+
+    Raises:
+        UserError: it cannot be read, or its end is missing.
+    """
     try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: byte {error.start} is no UTF-8 text") from None
+        data = path.read_bytes()
+        return gzip.decompress(data) if data.startswith(GZIP) else data
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: is damaged: no whole gzip file: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is no UTF-8 text") from None
 
 
 def _records(path: Path, problems: list[str] | None) -> Iterator[tuple[int, Sequence[str]]]:

@@ -35,6 +35,19 @@ RUN_SCHEMA_VERSION = 1
 STATUSES = ("running", "finished", "failed", "interrupted")
 REQUIRED = ("id", "status", "environment", "command", "seeds", "started")
 
+# What readers of an environment rely on, where it is there at all.
+PARTS = {
+    "cpu": dict,
+    "cpu.caches_bytes": dict,
+    "cpu.vector": list,
+    "git": dict,
+    "gpus": list,
+    "memory": dict,
+    "os": dict,
+    "python": dict,
+    "versions": dict,
+}
+
 REMEDIES = {
     errno.ENOSPC: "the disk is full: free some space or choose another folder",
     errno.EDQUOT: "the disk quota is used up: free some space or choose another folder",
@@ -474,4 +487,17 @@ def read_info(path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: is damaged: '{key}' is missing")
     if info["status"] not in STATUSES or not isinstance(info["environment"], dict):
         raise UserError(f"{path}: is damaged: 'status' or 'environment' holds {info['status']!r:.40}")
+    _check_environment(path, info["environment"])
     return info
+
+
+def _check_environment(path: Path, environment: Mapping[str, Any]) -> None:
+    for name, kind in PARTS.items():
+        *above, last = name.split(".")
+        found = (environment.get(above[0]) or {} if above else environment).get(last)
+        word = "list" if kind is list else "table"
+        if found is not None and not isinstance(found, kind):
+            raise UserError(f"{path}: is damaged: 'environment.{name}' is no {word}: {found!r:.40}")
+    for gpu in environment.get("gpus") or []:
+        if not isinstance(gpu, dict):
+            raise UserError(f"{path}: is damaged: 'environment.gpus' is no list of tables: {gpu!r:.40}")

@@ -40,6 +40,16 @@ def test_json_names_files_figures_tables_and_what_is_missing(run, tmp_path):
     assert "Scaling" in [entry["what"] for entry in found["missing"]]
 
 
+def test_figures_that_the_next_report_lacks_are_removed_and_named(run, tmp_path):
+    report(tmp_path, run, "--format", "svg", "--filter", "-accuracy")
+    before = {path.name for path in (tmp_path / "report").glob("*.svg")}
+    done = report(tmp_path, run, "--format", "svg", "--filter", "unet-0", "--json")
+    after = {path.name for path in (tmp_path / "report").glob("*.svg")}
+    assert {f"report/{name}" for name in before - after} == set(json.loads(done.stdout)["removed"])
+    assert "loss-samples.svg" in before - after and after
+    assert "note: report/loss-samples.svg: removed: an earlier report wrote it" in done.stderr
+
+
 def test_a_table_of_another_tool(tmp_path):
     (tmp_path / "other.csv").write_text("kernel,ms\nconv,1.5\nconv,1.7\nrelu,0.5\n")
     pairs = ("operator=kernel", "value=ms", "unit==ms", "level==0", "quantity==time")

@@ -1,10 +1,19 @@
 """The page of runs in a real browser: tables sort and filter, nothing of a name runs, nothing is loaded."""
 
+import io
+import random
 import re
+import unicodedata
 
 import pytest
+from pypdf import PdfReader
 
+from meta500.metrics.report.figures import PageFigure
 from meta500.metrics.report.reports import Request, write_report
+from meta500.metrics.report.run_page import RunPage, Shown, page_text
+from meta500.metrics.report.sources import Source
+from meta500.metrics.report.tables import Cell, Column, DataTable
+from meta500.metrics.rows import Row
 from tests.browser import chromium  # noqa: F401  a fixture
 from tests.metrics.report_rows import HOSTILE, hostile_rows, make_run, measured_rows, timed, training_rows
 
@@ -52,6 +61,11 @@ def show_all(page):
     )
 
 
+def squeezed(text):
+    """The text without blanks and line ends, and with ligatures as letters."""
+    return "".join(unicodedata.normalize("NFKC", text).split())
+
+
 def column(page, table, place):
     return page.locator(f"#{table} tbody tr:not([hidden]) td:nth-child({place})").all_inner_texts()
 
@@ -78,6 +92,63 @@ def test_heads_sort_by_click_and_by_key(pages, open_page, tmp_path):
     assert column(page, f"table-{key}", 1) == ["net 2", "net 1", "net 3"]
     page.keyboard.press("Space")
     assert head.get_attribute("aria-sort") == "none" and column(page, f"table-{key}", 1) == as_written
+    assert page.errors == []
+
+
+def test_numbers_that_are_not_finite_sort_and_what_is_no_number_stands_last(open_page, tmp_path):
+    numbers = [3.0, float("nan"), float("inf"), None, -1e-7, -float("inf"), 20.0]
+    lines = tuple((Cell(str(x)), Cell("" if x is None else str(x).replace("nan", "NaN"), x)) for x in numbers)
+    table = DataTable("odd", "Odd", (Column("name"), Column("number", numeric=True)), lines)
+    rows = tuple(
+        Row(level=1, model=name, quantity="time", unit="s", value=x, verdict="failed" if x is None else "ok")
+        for name, x in zip(("inf", "b", "nan", "constructor", "a", "B", "10"), numbers, strict=True)
+    )
+    (tmp_path / "page.html").write_text(
+        page_text(RunPage("Odd", [Source("one", tmp_path, rows, None, "")], tables=[table])), encoding="utf-8"
+    )
+    page = open_page((tmp_path / "page.html").as_uri())
+    head = page.locator("#table-odd th button").nth(1)
+    head.click()
+    up = ["-inf", "-1e-07", "3.0", "20.0", "inf"]
+    assert column(page, "table-odd", 1) == [*up, "nan", "None"]
+    head.click()
+    assert column(page, "table-odd", 1) == [*up[::-1], "nan", "None"]
+    page.get_by_role("button", name="Show the rows as a table").click()
+    heads = page.locator("#explorer th")
+    heads.first.wait_for()
+    names = heads.all_inner_texts()
+    place = names.index("value") + 1
+    heads.nth(place - 1).locator("button").click()
+    assert column(page, "explorer", place) == [*up, "nan", ""]
+    heads.nth(place - 1).locator("button").click()
+    assert column(page, "explorer", place) == [*up[::-1], "nan", ""]
+    # In a column of words they are words.
+    place = names.index("model") + 1
+    heads.nth(place - 1).locator("button").click()
+    assert column(page, "explorer", place) == ["10", "a", "b", "B", "constructor", "inf", "nan"]
+    assert page.errors == []
+
+
+def test_scattered_rows_of_a_figure_are_found_in_each_source(open_page, tmp_path):
+    chance = random.Random(0)
+    sources = [
+        Source(name, tmp_path, tuple(timed(1.0, level=1, model=f"{name}{n}") for n in range(500)), None, "")
+        for name in ("a", "b", "c")
+    ]
+    places = {id(row): (s, n) for s, source in enumerate(sources) for n, row in enumerate(source.rows)}
+    # The first source has no rows in the figure.
+    chosen = [row for source in sources[1:] for row in chance.sample(source.rows, 60)]
+    figure = PageFigure("some", "Some", "Some", "Some", "Some rows.", rows=chosen, draw=lambda: None)
+    shown = [Shown(figure, b"<svg xmlns='http://www.w3.org/2000/svg'/>", "")]
+    (tmp_path / "page.html").write_text(page_text(RunPage("", sources, figures=shown, rows=places)))
+    page = open_page((tmp_path / "page.html").as_uri())
+    page.locator("a.rows").click()
+    page.locator("#explorer tbody tr").first.wait_for()
+    assert page.locator("#explorer output").inner_text() == "120 of 1,500 rows"
+    place = page.locator("#explorer th").all_inner_texts().index("model") + 1
+    assert sorted(column(page, "explorer", place)) == sorted(row.model for row in chosen)
+    page.get_by_role("button", name="Show all rows").click()
+    assert page.locator("#explorer output").inner_text().startswith("1,500 rows")
     assert page.errors == []
 
 
@@ -138,9 +209,9 @@ def test_the_policy_stops_what_is_not_ours(pages, open_page):
         "() => { const made = document.createElement('script'); made.textContent = 'window.hacked = 1';"
         " document.body.append(made); fetch('https://example.invalid/').catch(() => {}); }"
     )
-    page.wait_for_timeout(100)
+    while sum("Content Security Policy" in error for error in page.errors) < 2:
+        page.wait_for_event("console", timeout=10_000)
     assert page.evaluate("window.hacked") is None
-    assert sum("Content Security Policy" in error for error in page.errors) >= 2
     assert [url for url in page.asked if url.startswith("http")] == []
 
 
@@ -195,3 +266,8 @@ def test_print_has_all_tables_and_static_figures_only(pages, open_page, tmp_path
         tuple(map(round, map(float, box.split()))) for box in re.findall(rb"/MediaBox \[([^\]]*)\]", data)
     }
     assert (0, 0, 595, 842) in sizes and sizes <= {(0, 0, 595, 842), (0, 0, 842, 595)}
+    # Lines of a text may be broken, and letters joined by the font.
+    printed = squeezed("".join(sheet.extract_text() for sheet in PdfReader(io.BytesIO(data)).pages))
+    captions = page.locator("figcaption, #tables caption, #environment caption").all_inner_texts()
+    assert len(captions) >= figures + 5
+    assert [text for text in captions if squeezed(text.splitlines()[0]) not in printed] == []

@@ -185,6 +185,28 @@ def test_delimiters_line_ends_and_byte_order_marks(table, delimiter, end, encodi
     assert (row.model, row.value) == ("é", 0.002)
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_delimiters_are_found_where_cells_stand_in_quotes(table, delimiter):
+    (row,), _ = simple(table, f'"net"{delimiter}"t"\n"a, ; | b"{delimiter}"2"\n')
+    assert (row.model, row.value) == ("a, ; | b", 0.002)
+    with pytest.raises(UserError, match="no column 't', which the map of columns names; there are: net, s"):
+        simple(table, f'"net"{delimiter}"s"\n"a"{delimiter}"2"\n')
+
+
+def test_long_cells_are_read_with_any_delimiter(table):
+    (row,), _ = simple(table, f"net;t\n{'a' * 200_000};2\n")
+    assert len(row.model) == 200_000
+
+
+def test_lines_that_all_failed_are_one_measurement_without_a_number(table):
+    rows, notes = simple(table, "net,t\na,OOM\na,OOM\nb,1\nb,2\n", words={"OOM": "failed"})
+    assert [(r.model, r.value, r.samples, r.verdict) for r in rows] == [
+        ("a", None, (), "failed"),
+        ("b", 0.0015, (0.001, 0.002), "not_compared"),
+    ]
+    assert "2 of 2 have several" in notes[0]
+
+
 def test_other_encodings_must_be_named(table):
     data = "net,t\né,2\n".encode("cp1252")
     with pytest.raises(UserError, match=r"theirs.csv: byte 6 is no text in utf-8: .*encoding = 'cp1252'"):
@@ -253,6 +275,8 @@ def test_what_is_no_number_is_an_error_that_says_where_and_what_to_do(table, cel
     [
         ("", "is empty"),
         ("\n \n", "is empty"),
+        (",,,\n,,,\n", "has only empty cells"),
+        ('"net,t\na,1\n', "line 1: no CSV"),
         ("net,t\n", "there are no measurements in it"),
         ("net,t\na,\n", "no measurements in it; .*1 cell of column 't'"),
         ("net,time\na,1\n", "no column 't', which the map of columns names; there are: net, time"),
@@ -316,6 +340,10 @@ def test_empty_cells_of_other_fields_are_absent(table):
         ("decimal = ';'", "decimal ';': say"),
         ("thousands = '.'", "thousands '.'"),
         ("delimiter = ', '", "delimiter ', ': one character"),
+        (
+            "thousands = ' '\n[columns]\nsamples = 'a'\n[constants]\nlevel = 1",
+            r"thousands ' ': blanks stand between",
+        ),
         ("skip = -1", "skip -1"),
         ("encoding = 'nonsense'", "encoding 'nonsense' is unknown"),
         ("[words]\nOOM = 'dead'", "words: 'OOM' = 'dead'"),

@@ -13,11 +13,18 @@ import pytest
 from meta500.errors import UserError
 from meta500.metrics.report.environments import environments_of
 from meta500.metrics.report.output import MANIFEST, Output
-from meta500.metrics.report.reports import Request, chosen_rows, named_rows, slim, write_report
+from meta500.metrics.report.reports import (
+    Request,
+    chosen_rows,
+    latex_text,
+    named_rows,
+    slim,
+    write_report,
+)
 from meta500.metrics.report.run_page import MOST_LINES, RunPage, embedded, file_name, page_text, ranges
 from meta500.metrics.report.sources import read_sources
 from meta500.metrics.report.summary import summary_of
-from meta500.metrics.report.tables import Cell, Column, DataTable
+from meta500.metrics.report.tables import Cell, Column, DataTable, tables_of
 from meta500.metrics.rows import read_csv
 from tests.metrics.report_rows import (
     HOSTILE,
@@ -127,14 +134,16 @@ def test_the_files_in_the_page_are_the_rows_and_figures_point_into_them(written,
 
 
 def test_all_tables_are_on_the_page_with_values_to_sort_by(written):
-    _, report, text = written
+    root, report, text = written
     reader = Reader(text)
     keys = [
         a["id"].removeprefix("table-") for _, a in reader.elements if a.get("id", "").startswith("table-")
     ]
     assert keys == list(report.tables) and keys
-    values = [a["data-value"] for tag, a in reader.elements if tag == "td" and "data-value" in a]
-    assert values and all(float(value) is not None for value in values)
+    values = [float(a["data-value"]) for tag, a in reader.elements if tag == "td" and "data-value" in a]
+    tables = tables_of(read_sources([str(root / "good"), str(root / "<svg onload=alert(1)>")]))
+    cells = [cell for table in tables for row in table.rows[:MOST_LINES] for cell in row]
+    assert values and values == [cell.value for cell in cells if cell.value is not None]
 
 
 def test_the_summary_names_verdicts_and_the_main_results():
@@ -153,6 +162,13 @@ def test_differences_between_machines_come_first(tmp_path):
     assert [value.split(",")[0] for value in found.main[0].values] == ["Fast CPU", "Slow CPU"]
     assert not found.main[1].differs and found.details[0].name == "cpu.model"
     assert found.differences == ("Processor", "cpu.model")
+
+
+def test_a_command_of_the_wrong_kind_is_no_command(tmp_path):
+    path = make_run(tmp_path / "run", [])
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(info | {"command": 3, "continued": "now"}))
+    assert [fact.name for fact in environments_of(read_sources(path)).main] == ["Processor", "Software"]
 
 
 def test_long_tables_are_cut_with_a_sentence():
@@ -184,6 +200,75 @@ def test_rows_of_several_sources_are_named_after_them(tmp_path):
         [0, 0, 1, 3, 3],
         [1, len(rows) // 2 - 1] * 1 + [len(rows) // 2 - 1],
     ]
+
+
+def test_runs_in_one_file_stay_apart_beside_another_source(tmp_path):
+    both = [make_run(tmp_path / name, training_rows()) / "rows.csv" for name in ("a", "b")]
+    head, *lines = both[0].read_text().splitlines()
+    (tmp_path / "both.csv").write_text("\n".join([head, *lines, *both[1].read_text().splitlines()[1:], ""]))
+    ids = [read_csv(path)[0].run_id for path in both]
+    sources = read_sources([str(tmp_path / "both.csv"), str(tmp_path / "a")])
+    rows, _ = named_rows(sources)
+    assert {row.run_id for row in rows} == {f"both.csv {ids[0]}", f"both.csv {ids[1]}", "a"}
+    assert {row.run_id for row in named_rows(sources[:1])[0]} == set(ids)
+    names = {
+        row[0].text for table in tables_of(sources) if table.key == "training-totals" for row in table.rows
+    }
+    assert names == {row.run_id for row in rows}
+
+
+def test_numbers_that_are_not_finite_are_written_for_scripts():
+    numbers = (float("inf"), -float("inf"), float("nan"), 1e-300, None)
+    rows = tuple((Cell("a"), Cell(str(number), number)) for number in numbers)
+    table = DataTable("t", "Odd", (Column("a"), Column("b", numeric=True)), rows)
+    cells = [a for tag, a in Reader(page_text(RunPage("", [], tables=[table]))).elements if tag == "td"]
+    assert [a.get("data-value") for a in cells[1::2]] == ["Infinity", "-Infinity", None, "1e-300", None]
+
+
+def test_files_of_an_earlier_report_go_unless_they_were_changed(tmp_path):
+    run = str(make_run(tmp_path / "run", training_rows()))
+    out = tmp_path / "out"
+    formats = ["markdown", "svg"]
+    first = write_report(Request([run], out, formats=formats))
+    assert first.removed == () and (out / "loss-samples.svg").exists()
+    gone, kept = sorted(path for path in first.files if path.suffix == ".svg")[:2]
+    kept.write_text("edited")
+    (out / "mine.svg").write_text("mine")
+    other = str(make_run(tmp_path / "other", [timed(1.0, level=1, model="m", backend="b")]))
+    # A figure alone is made beside the others, and figures do not replace tables.
+    write_report(Request([run], out, formats=["png"], figures=["loss-samples"]))
+    second = write_report(Request([other], out, formats=["svg"]))
+    assert (
+        set(second.removed) == {p for p in first.files if p.suffix == ".svg"} - {kept}
+        and gone in second.removed
+    )
+    names = {path.name for path in out.iterdir()}
+    assert names == {"mine.svg", kept.name, "loss-samples.png", "tables.md", MANIFEST} | {
+        p.name for p in second.files
+    }
+    listed = json.loads((out / MANIFEST).read_text())["files"]
+    assert set(listed) == names - {"mine.svg", MANIFEST}
+
+
+def test_a_list_of_files_removes_nothing_elsewhere(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "far.svg").write_text("x")
+    (tmp_path / "out" / "link.svg").symlink_to(tmp_path / "far.svg")
+    sums = dict.fromkeys(
+        ("../far.svg", "link.svg", str(tmp_path / "far.svg")), hashlib.sha256(b"x").hexdigest()
+    )
+    (tmp_path / "out" / MANIFEST).write_text(json.dumps({"format": "meta500 report", "files": sums}))
+    assert Output(tmp_path / "out").remove_others([".svg"]) == []
+    assert (tmp_path / "far.svg").exists() and (tmp_path / "out" / "link.svg").is_symlink()
+
+
+def test_the_first_line_of_latex_names_all_packages():
+    def first(text):
+        table = DataTable("t", "Title", (Column("a"),), ((Cell(text),),))
+        return latex_text([table]).splitlines()[0]
+
+    assert first("a") == r"% needs: \usepackage{array,booktabs,longtable}"
+    assert first('"a"') == r"% needs: \usepackage{array,booktabs,longtable} and \usepackage[T1]{fontenc}"
 
 
 def test_own_files_are_replaced_and_others_are_not(tmp_path):
@@ -219,6 +304,7 @@ def test_names_of_files_of_rows():
     assert file_name("../../etc/passwd") == "etc-passwd"
     assert file_name("runs/a b.csv") == "runs-a-b"
     assert file_name("<>") == "rows"
+    assert file_name("rows of a.csv.gz") == "rows-of-a"
 
 
 def test_slim_pictures_keep_hundredths_of_a_point_and_the_rest():

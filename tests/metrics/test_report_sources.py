@@ -1,5 +1,6 @@
 """Sources of reports: which runs and files are found, how they are named, and what is said about them."""
 
+import gzip
 import json
 import shutil
 
@@ -136,3 +137,34 @@ def test_paths_that_are_wrong_are_named(tmp_path):
     with pytest.raises(UserError, match=r"notes.txt: is a file; name a run folder"):
         find_run_folders(tmp_path / "notes.txt")
     assert find_results(tmp_path / "notes.txt") == [tmp_path / "notes.txt"]
+
+
+def test_packed_files_are_read_like_plain_ones(tmp_path):
+    run = make_run(tmp_path / "run")
+    (tmp_path / "run.csv.gz").write_bytes(gzip.compress((run / "rows.csv").read_bytes()))
+    (tmp_path / "theirs.csv.gz").write_bytes(gzip.compress(b"net,t\na,3\n"))
+    theirs, mine = sorted(read_sources(str(tmp_path / "*.gz"), TIMES), key=lambda s: s.name, reverse=True)
+    assert mine.name == "run.csv.gz" and mine.rows == tuple(RunFolder.open(run).rows)
+    assert [row.value for row in theirs.rows] == [0.003]
+    cut = gzip.compress(b"net,t\na,3\n")[:-9]
+    (tmp_path / "theirs.csv.gz").write_bytes(cut)
+    with pytest.raises(UserError, match=r"theirs.csv.gz: is damaged: no whole gzip file"):
+        read_sources(tmp_path / "theirs.csv.gz", TIMES)
+
+
+@pytest.mark.parametrize("text", ["x" * 200_000 + ",t\n1,2\n", "a\rb\rc\r", '"net\n', ",,,\n,,,\n"])
+def test_files_that_are_no_table_of_rows_are_explained_whatever_is_in_them(tmp_path, text):
+    path = tmp_path / "theirs.csv"
+    path.write_bytes(text.encode())
+    with pytest.raises(UserError, match=r"theirs.csv: no result rows"):
+        read_sources(path)
+    with pytest.raises(UserError, match=r"theirs.csv"):
+        read_sources(path, TIMES)
+
+
+def test_environments_of_the_wrong_kind_are_named(tmp_path):
+    path = make_run(tmp_path / "run")
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(info | {"environment": {"cpu": "fast"}}))
+    with pytest.raises(UserError, match=r"run.json: is damaged: 'environment.cpu' is no table: 'fast'"):
+        read_sources(path)

@@ -64,6 +64,15 @@ def test_markdown_shows_every_name_as_it_is(texts, heading, note):
     assert found[3] == ([one_line(note)] if one_line(note) else [])
 
 
+@pytest.mark.parametrize(
+    "name", ["https://evil.example", "see HTTP://e.example", "www.evil.example", "WWW.e.de"]
+)
+def test_addresses_in_names_become_no_links(name):
+    text = markdown(table_of([name], note=name))
+    assert not re.search(r"://|www\.", text, re.IGNORECASE)
+    assert parsed_markdown(text)[1][1][0] == name and parsed_markdown(text)[3] == [name]
+
+
 def test_markdown_numbers_have_no_backslashes():
     text = markdown(table_of(["a"]))
     assert text == "### Times\n\n| name | time (ms) |\n| --- | ---: |\n| a | 1.50 [1.25, 1.75] |\n"

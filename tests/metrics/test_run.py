@@ -370,6 +370,12 @@ def test_damaged_folders_are_explained(run, change, words):
         ("schema_version", None, "None is no version"),
         ("status", "sleeping", "'status' or 'environment' holds 'sleeping'"),
         ("environment", [], "is damaged"),
+        ("environment", {"cpu": "text"}, "run.json: is damaged: 'environment.cpu' is no table: 'text'"),
+        ("environment", {"cpu": {"vector": 5}}, "'environment.cpu.vector' is no list: 5"),
+        ("environment", {"versions": [1]}, "'environment.versions' is no table"),
+        ("environment", {"gpus": 5}, "'environment.gpus' is no list: 5"),
+        ("environment", {"gpus": ["one"]}, "'environment.gpus' is no list of tables: 'one'"),
+        ("environment", {"python": 3}, "'environment.python' is no table: 3"),
         ("id", ..., "'id' is missing"),
     ],
 )
@@ -380,6 +386,14 @@ def test_damaged_run_json_is_explained(run, key, value, words):
     (run.path / "run.json").write_text(json.dumps(info))
     with pytest.raises(UserError, match=words):
         RunFolder.open(run.path)
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"cpu": None, "gpus": None}, {"cpu": {}, "gpus": [], "versions": {}}]
+)
+def test_environments_may_be_incomplete(run, environment):
+    (run.path / "run.json").write_text(json.dumps(info_of(run) | {"environment": environment}))
+    assert RunFolder.open(run.path).environment == environment
 
 
 def test_open_what_is_not_there(tmp_path):

@@ -111,6 +111,11 @@ class ColumnMap:
                 f"[[values]] for each of several columns; found {', '.join(one) or 'none'}"
                 + (" and [[values]]" if one and self.values else "")
             )
+        if "samples" in self.columns and self.thousands == " ":
+            raise UserError(
+                "thousands ' ': blanks stand between the numbers of samples = COLUMN already; give each "
+                "sample a line of its own with value = COLUMN, or write the numbers without blanks in them"
+            )
         for value in self.values or (ValueColumn(self.columns[one[0]]),):
             known = {*self.columns, *self.constants, *value.constants}
             where = f"values column '{value.column}'"

@@ -10,7 +10,8 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from meta500.metrics.report.column_map import (
     ValueColumn,
     read_column_map,
 )
-from meta500.metrics.rows import KINDS, Row
+from meta500.metrics.rows import KINDS, Row, read_bytes
 from meta500.metrics.statistics import median_interval
 
 __all__ = ["ColumnMap", "ValueColumn", "read_column_map", "read_foreign", "text_of"]
@@ -86,15 +87,15 @@ def read_foreign(path: str | Path, columns: ColumnMap) -> tuple[list[Row], list[
 
 
 def text_of(path: Path, encoding: str = "utf-8", *, lenient: bool = False) -> str:
-    """The text of a file, by its byte order mark or in the encoding; lenient: with marks for other bytes.
+    """The text of a file, packed by gzip or not, by its byte order mark or in the encoding.
+
+    Args:
+        lenient: with marks for bytes that are no text in it.
 
     Raises:
         UserError: it cannot be read, or is not in this encoding.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    data = read_bytes(path)
     encoding = next((name for mark, name in MARKS if data.startswith(mark)), encoding)
     try:
         return data.decode(encoding, "replace" if lenient else "strict")
@@ -114,21 +115,43 @@ def _table(path: Path, columns: ColumnMap) -> tuple[list[str], Iterator[_Line]]:
         where = f" after the {columns.skip} lines that are skipped" if columns.skip else ""
         raise UserError(f"{path}: is empty{where}; a line with the names of the columns is expected")
     delimiters = (columns.delimiter,) if columns.delimiter else DELIMITERS
-    found = []
+    found: list[list[str]] = []
+    faults: list[UserError] = []
     for delimiter in delimiters:
-        records = _records(path, body, delimiter, columns.skip)
-        names = [name.strip() for name in next(records)[1]]
-        found.append((names, records))
+        try:
+            names = _header(path, body, delimiter, columns.skip)
+        except UserError as fault:
+            # Cells in quotes are no CSV with any other delimiter than their own.
+            faults.append(fault)
+            continue
+        found.append(names)
         if all(name in names for name in columns.mapped):
             _check_header(path, names, columns)
+            records = _records(path, body, delimiter, columns.skip)
+            next(records)
             return names, _lines(path, names, records)
-    names = max((entry[0] for entry in found), key=len)
+    names = max(found, key=len, default=[])
+    if faults and len(names) <= 1:
+        raise faults[0]
     missing = next(name for name in columns.mapped if name not in names)
     some = ", ".join(names[:NAMES_SHOWN]) + (" ..." if len(names) > NAMES_SHOWN else "")
     hint = "" if columns.skip or len(names) > 1 else "; if lines stand before the header, say skip = N"
     raise UserError(
         f"{path}: there is no column '{missing}', which {columns.name} names; there are: {some}{hint}"
     )
+
+
+def _header(path: Path, body: Sequence[str], delimiter: str, skipped: int) -> list[str]:
+    """The first line with anything in it, with this delimiter.
+
+    Raises:
+        UserError: it is no CSV with this delimiter, or there are only empty cells.
+    """
+    with closing(_records(path, body, delimiter, skipped)) as records:
+        first = next(records, None)
+    if first is None:
+        raise UserError(f"{path}: has only empty cells; a line with the names of the columns is expected")
+    return [name.strip() for name in first[1]]
 
 
 def _check_header(path: Path, names: Sequence[str], columns: ColumnMap) -> None:
@@ -141,7 +164,7 @@ def _check_header(path: Path, names: Sequence[str], columns: ColumnMap) -> None:
 
 def _records(
     path: Path, body: Sequence[str], delimiter: str, skipped: int
-) -> Iterator[tuple[int, list[str]]]:
+) -> Generator[tuple[int, list[str]], None, None]:
     """Numbers and cells of the lines that are not empty."""
     limit = csv.field_size_limit(sys.maxsize)
     try:
@@ -272,6 +295,8 @@ def _gathered(group: Sequence[tuple[_Line, str, Row]]) -> Row:
                 "together: say in what the lines differ, such as seed = COLUMN, or leave low and high out",
             )
     samples = tuple(x for _, _, r in group for x in (r.samples or (r.value,)) if x is not None)
+    if not samples:
+        return row
     return replace(row, samples=samples, **_summary(group[-1][0], column, samples))
 
 

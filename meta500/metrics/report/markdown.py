@@ -8,9 +8,10 @@ from meta500.metrics.report.cells import NUMBER, DataTable, one_line
 
 # A number with its interval needs no backslashes, which would make it hard to read as text.
 _NUMBERS = re.compile(rf"{NUMBER.pattern}( \[{NUMBER.pattern}, {NUMBER.pattern}\])?")
-_SPECIAL = re.compile(r"[\\`*\[\]<>|~&$!#@]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-# A backslash does not keep GitHub from taking these for the name of a user or the number of an issue.
-_REFERENCES = {"@": "&#64;", "#": "&#35;"}
+_SPECIAL = re.compile(r"[\\`*\[\]<>|~&$!#@]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?=//)|(?<=[wW]{3})\.")
+# A backslash does not keep GitHub from taking these for the name of a user, the number of an issue, or a part
+# of an address.
+_REFERENCES = {"@": "&#64;", "#": "&#35;", ":": "&#58;", ".": "&#46;"}
 
 
 def markdown(table: DataTable, level: int = 3) -> str:

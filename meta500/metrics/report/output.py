@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,9 +68,43 @@ class Output:
         self._replace(path, data)
         self.written.append(path)
         self._sums[name] = hashlib.sha256(data).hexdigest()
+        self._list()
+        return path
+
+    def remove_others(self, kinds: Sequence[str]) -> list[Path]:
+        """Remove what an earlier report wrote and this one did not; files that were changed since stay.
+
+        Args:
+            kinds: endings of the names that are meant, such as ".svg".
+
+        Returns:
+            what was removed.
+
+        Raises:
+            UserError: a file cannot be removed.
+        """
+        written = {path.name for path in self.written}
+        removed = []
+        for name in [name for name in self._sums if name not in written and name.endswith(tuple(kinds))]:
+            path = self.folder / name
+            # A list of files is no reason to touch what lies elsewhere.
+            if Path(name).name != name or path.is_symlink() or not path.is_file():
+                continue
+            if _sum(path) != self._sums[name]:
+                continue
+            try:
+                path.unlink()
+            except OSError as error:
+                raise UserError(f"{path}: cannot be removed: {error.strerror or error}") from None
+            removed.append(path)
+            del self._sums[name]
+        if removed:
+            self._list()
+        return removed
+
+    def _list(self) -> None:
         listed = {"format": FORMAT, "files": dict(sorted(self._sums.items()))}
         self._replace(self.folder / MANIFEST, (json.dumps(listed, indent=1) + "\n").encode())
-        return path
 
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -116,8 +116,11 @@ def facts_of(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     versions: Mapping[str, Any] = environment.get("versions") or {}
     python = (environment.get("python") or {}).get("version")
     software = {"Python": python, **{name: versions.get(name) for name in _SOFTWARE}}
-    words = info.get("command") or []
-    cores, vectors = cpu.get("physical_cores"), ", ".join(cpu.get("vector") or ())
+    words, continued = (
+        list(map(str, found)) if isinstance(found := info.get(name), list) else []
+        for name in ("command", "continued")
+    )
+    cores, vectors = cpu.get("physical_cores"), ", ".join(map(str, cpu.get("vector") or ()))
     processor = str(cpu.get("model") or "")
     graphics = environment.get("gpus") or []
     pairs = [
@@ -125,7 +128,7 @@ def facts_of(info: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Run", str(info.get("id", ""))),
         ("Started", str(info.get("started") or "")),
         ("Finished", str(info.get("finished") or "")),
-        ("Continued", ", ".join(info.get("continued", []))),
+        ("Continued", ", ".join(continued)),
         ("Processor", ", ".join(filter(None, (processor, f"{cores} cores" if cores else "", vectors)))),
         ("GPU", ", ".join(str(gpu.get("name", gpu)) for gpu in graphics)),
         ("Software", ", ".join(f"{name} {version}" for name, version in software.items() if version)),

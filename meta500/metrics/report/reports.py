@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import shlex
 import tempfile
@@ -20,7 +19,7 @@ from meta500.metrics.report.figures import PageFigure, figures_of
 from meta500.metrics.report.foreign import ColumnMap
 from meta500.metrics.report.output import Output
 from meta500.metrics.report.run_page import RunPage, Shown, page_text
-from meta500.metrics.report.sources import Source, read_sources
+from meta500.metrics.report.sources import Source, read_sources, rows_named_after
 from meta500.metrics.report.summary import summary_of
 from meta500.metrics.report.tables import DataTable, tables_of
 from meta500.metrics.rows import KINDS, Row
@@ -66,6 +65,7 @@ class Report:
         tables: keys of the tables.
         missing: pairs of what was not drawn, and why.
         notes: problems of the runs.
+        removed: files of an earlier report that this one has no more.
     """
 
     files: tuple[Path, ...]
@@ -73,6 +73,7 @@ class Report:
     tables: tuple[str, ...]
     missing: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    removed: tuple[Path, ...] = ()
 
 
 def write_report(request: Request) -> Report:
@@ -137,8 +138,11 @@ def write_report(request: Request) -> Report:
             missing=missing,
         )
         output.write(PAGE, page_text(page))
+    # One figure alone is made beside the others.
+    removed = () if request.figures else tuple(output.remove_others([f".{kind}" for kind in images]))
     names = tuple(figure.name for figure in figures)
-    return Report(tuple(output.written), names, tuple(table.key for table in tables), tuple(missing), notes)
+    keys = tuple(table.key for table in tables)
+    return Report(tuple(output.written), names, keys, tuple(missing), notes, removed)
 
 
 def chosen_rows(sources: Sequence[Source], texts: Sequence[str]) -> list[Source]:
@@ -170,15 +174,12 @@ def chosen_rows(sources: Sequence[Source], texts: Sequence[str]) -> list[Source]
 def named_rows(sources: Sequence[Source]) -> tuple[list[Row], dict[int, tuple[int, int]]]:
     """All rows, and by their identity the places of source and row.
 
-    Of several sources, ``run_id`` is the source's name, so that labels of figures say it.
+    Of several sources, ``run_id`` names the source, so that labels of figures say it: see `rows_named_after`.
     """
     rows: list[Row] = []
     places: dict[int, tuple[int, int]] = {}
     for number, source in enumerate(sources):
-        for place, row in enumerate(source.rows):
-            if len(sources) > 1:
-                row = copy.copy(row)
-                object.__setattr__(row, "run_id", source.name)
+        for place, row in enumerate(rows_named_after(source) if len(sources) > 1 else source.rows):
             rows.append(row)
             places[id(row)] = (number, place)
     return rows, places
@@ -219,10 +220,13 @@ def markdown_text(title: str, tables: Sequence[DataTable]) -> str:
 
 
 def latex_text(tables: Sequence[DataTable]) -> str:
-    """All tables as one file for ``\\input``."""
+    """All tables as one file for ``\\input``; the first line names the packages."""
     from meta500.metrics.report.latex import latex
 
-    return "\n".join(["% needs: \\usepackage{booktabs,longtable}", *(latex(table) for table in tables)])
+    text = "\n".join(latex(table) for table in tables)
+    # Only this sign is missing in LaTeX's own encoding of fonts.
+    encoding = " and \\usepackage[T1]{fontenc}" if r"\textquotedbl" in text else ""
+    return f"% needs: \\usepackage{{array,booktabs,longtable}}{encoding}\n{text}"
 
 
 def titled(sources: Sequence[Source]) -> str:

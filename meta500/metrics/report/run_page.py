@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,6 +100,7 @@ def page_text(page: RunPage) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["sorting_value"] = sorting_value
     sections: dict[str, list[Shown]] = {}
     for shown in page.figures:
         sections.setdefault(shown.figure.section, []).append(shown)
@@ -173,9 +175,18 @@ def ranges(page: RunPage, rows: Sequence[Row]) -> list[list[int]]:
     return result
 
 
+def sorting_value(value: float | None) -> str:
+    """A number as JavaScript reads it; "" for what has no place in an order."""
+    if value is None or math.isnan(value):
+        return ""
+    return repr(value) if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+
+
 def file_name(name: str) -> str:
     """A name for a file of rows from the name of a source."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip(".-").removesuffix(".csv") or "rows"
+    return (
+        re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip(".-").removesuffix(".gz").removesuffix(".csv") or "rows"
+    )
 
 
 def _csv(source: Source) -> str:

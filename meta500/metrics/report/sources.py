@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import csv
+import copy
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from meta500.metrics.report.foreign import ColumnMap, read_foreign, text_of
 from meta500.metrics.rows import Row, read_csv
 from meta500.metrics.run import RunFolder
 
-SUFFIXES = (".csv", ".tsv")
+SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ def read_sources(
 
     Args:
         patterns: run folders, folders that hold them (searched 4 levels deep), patterns such as
-            "runs/*sgd*", and files. A file with the header of result rows is read as such, and so is
-            rows.csv with its run.json beside it; any other file needs ``columns``.
+            "runs/*sgd*", and files, which may be packed by gzip. A file with the header of result rows is
+            read as such, and so is rows.csv with its run.json beside it; any other file needs ``columns``.
         columns: what the columns of another tool's tables are.
 
     Raises:
@@ -71,10 +72,27 @@ def read_sources(
     ]
 
 
+def rows_named_after(source: Source) -> list[Row]:
+    """Copies of the rows, with the source's name in place of the run's identifier.
+
+    Where the source has rows of several runs, the identifier follows the name, so that they stay apart.
+    """
+    identifiers = {row.run_id for row in source.rows}
+    rows = []
+    for row in source.rows:
+        # A copy without the checks of a new row: the rows of a source may be many.
+        renamed = copy.copy(row)
+        name = source.name if len(identifiers) == 1 else f"{source.name} {row.run_id}".strip()
+        object.__setattr__(renamed, "run_id", name)
+        rows.append(renamed)
+    return rows
+
+
 def _has_result_rows(path: Path) -> bool:
     """Whether the first line that is not empty is a header of result rows."""
-    lines = (line for line in text_of(path, lenient=True).split("\n") if line.strip())
-    header = next(csv.reader([next(lines, "").rstrip("\r")]), [])
+    # Not the csv module: the line may be of any length, and be no CSV.
+    first = re.search(r"\S[^\r\n]*", text_of(path, lenient=True))
+    header = [cell.strip().strip('"') for cell in first[0].split(",")] if first else []
     return "schema" in header and "quantity" in header
 
 

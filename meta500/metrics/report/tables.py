@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from meta500.metrics.report.cells import (
 )
 from meta500.metrics.report.measured import LEVELS, Shown, is_total, measured_tables, spaced, totals_table
 from meta500.metrics.report.scaling import scaling_table
-from meta500.metrics.report.sources import Source
+from meta500.metrics.report.sources import Source, rows_named_after
 from meta500.metrics.report.training import curves_table, training_runs, training_table
 from meta500.metrics.report.verdicts import ERRORS, errors_tables, refused_table
 from meta500.metrics.rows import VERDICTS, Row
@@ -36,7 +35,8 @@ def tables_of(sources: Sequence[Source]) -> list[DataTable]:
     ends of its curve. "contents", the last table, counts the rows of each kind and names the tables that show
     them. Where there are several sources, their names tell measurements apart that are otherwise the same.
     """
-    sources = [replace(source, rows=tuple(_named(source, len(sources) > 1))) for source in sources]
+    if len(sources) > 1:
+        sources = [replace(source, rows=tuple(rows_named_after(source))) for source in sources]
     rows = [row for source in sources for row in source.rows]
     shown = [*_training(sources, rows)]
     scaling = scaling_table(sources)
@@ -51,21 +51,6 @@ def tables_of(sources: Sequence[Source]) -> list[DataTable]:
     shown = _distinct(shown)
     contents = [_contents(rows, shown)] if rows else []
     return [_runs_table(sources), *(part.table for part in shown), *contents]
-
-
-def _named(source: Source, several: bool) -> Sequence[Row]:
-    """The rows, with the source's name in place of the run's identifier where there are several sources."""
-    if not several:
-        return source.rows
-    identifiers = {row.run_id for row in source.rows}
-    named_rows = []
-    for row in source.rows:
-        # A copy without the checks of a new row: the rows of a source may be many.
-        renamed = copy.copy(row)
-        name = source.name if len(identifiers) == 1 else f"{source.name} {row.run_id}".strip()
-        object.__setattr__(renamed, "run_id", name)
-        named_rows.append(renamed)
-    return named_rows
 
 
 def _training(sources: Sequence[Source], rows: Sequence[Row]) -> list[Shown]:

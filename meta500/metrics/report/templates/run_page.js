@@ -19,19 +19,26 @@
 
   // ---- order ----
 
+  const collator = new Intl.Collator("en", { numeric: true });
+
   function compared(a, b) {
-    // What is empty stands last in both directions.
-    if (a === "" || b === "") return 0;
-    if (typeof a === "number" && typeof b === "number") return a - b;
-    return String(a).localeCompare(String(b), "en", { numeric: true });
+    if (a === b) return 0;
+    const numbers = (typeof a === "number") + (typeof b === "number");
+    if (numbers === 2) return a < b ? -1 : 1;
+    // Numbers stand before words.
+    return numbers === 1 ? (typeof a === "number" ? -1 : 1) : collator.compare(a, b);
   }
 
+  // What is empty or no number (NaN) stands last in both directions.
   function sorted(items, key, direction) {
     if (direction === "none") return items;
     const sign = direction === "ascending" ? 1 : -1;
     const keyed = items.map((item, place) => [key(item), place, item]);
-    keyed.sort((a, b) => ((a[0] === "") - (b[0] === "")) || sign * compared(a[0], b[0]) || a[1] - b[1]);
-    return keyed.map((entry) => entry[2]);
+    const isLast = (value) => value === "" || Number.isNaN(value);
+    const last = keyed.filter((entry) => isLast(entry[0]));
+    const rest = keyed.filter((entry) => !isLast(entry[0]));
+    rest.sort((a, b) => sign * compared(a[0], b[0]) || a[1] - b[1]);
+    return [...rest, ...last].map((entry) => entry[2]);
   }
 
   // Heads become buttons; each press asks for the next order: ascending, descending, as it was.
@@ -64,7 +71,8 @@
 
   function cellKey(cell) {
     if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
-    return cell.textContent.trim();
+    const text = cell.textContent.trim();
+    return text === "NaN" && cell.classList.contains("number") ? NaN : text;
   }
 
   for (const table of document.querySelectorAll("table.sortable")) {
@@ -219,7 +227,10 @@
     const place = document.getElementById("explorer");
     place.textContent = "Reading the rows …";
     const { head, columns, rows } = await read();
-    const state = { words: [], figure: "", column: -1, direction: "none", most: STEP };
+    // The rows of each source follow one another.
+    const begins = new Map();
+    for (const [at, row] of rows.entries()) if (row.place === 0) begins.set(row.source, at);
+    const state = { words: [], figure: "", chosen: null, column: -1, direction: "none", most: STEP };
     const body = element("tbody");
     const heads = columns.map((at) => element("th", { scope: "col" }, head[at]));
     const table = element("table", { class: "data" }, element("caption", {}, "Rows"),
@@ -228,20 +239,31 @@
     const more = element("button", { type: "button" }, "Show more");
     more.addEventListener("click", () => { state.most += STEP; show(); });
 
-    function key(row) {
-      const cell = row.cells[columns[state.column]];
-      return cell === "" || Number.isNaN(Number(cell)) ? cell : Number(cell);
+    // Numbers as CSV files of rows have them; words in a column make all of it words.
+    const special = new Map([["inf", Infinity], ["-inf", -Infinity], ["nan", NaN]]);
+    const number = (cell) => special.has(cell) ? special.get(cell) : Number(cell);
+
+    function keyOf(at) {
+      const isNumber = (cell) => cell === "" || cell === "nan" || !Number.isNaN(number(cell));
+      if (!rows.every((row) => isNumber(row.cells[at]))) return (row) => row.cells[at];
+      return (row) => row.cells[at] === "" ? "" : number(row.cells[at]);
     }
 
-    function within(row) {
-      if (!state.figure) return true;
-      return page.rows[state.figure].some(([source, ...ends]) => source === row.source &&
-        ends.some((begin, at) => at % 2 === 0 && begin <= row.place && row.place <= ends[at + 1]));
+    // Once for all rows of a figure: there may be as many ranges as rows.
+    function rowsOf(name) {
+      const found = new Set();
+      for (const [source, ...ends] of page.rows[name]) {
+        for (let at = 0; at < ends.length; at += 2) {
+          for (let place = ends[at]; place <= ends[at + 1]; place++) found.add(rows[begins.get(source) + place]);
+        }
+      }
+      return found;
     }
 
     function show() {
-      const found = rows.filter((row) => within(row) && state.words.every((word) => row.text.includes(word)));
-      const ordered = state.column < 0 ? found : sorted(found, key, state.direction);
+      const found = rows.filter((row) => (!state.chosen || state.chosen.has(row)) &&
+        state.words.every((word) => row.text.includes(word)));
+      const ordered = state.column < 0 ? found : sorted(found, keyOf(columns[state.column]), state.direction);
       const visible = ordered.slice(0, state.most);
       body.replaceChildren(...visible.map((row) => element("tr", {}, ...columns.map((at) => {
         const cell = element("td", {}, row.cells[at]);
@@ -263,7 +285,7 @@
     const choose = (name) => {
       const shown = name && document.getElementById("figure-" + name);
       title.textContent = shown ? "Only the rows of the figure “" + shown.querySelector("h3").textContent + "”." : "";
-      Object.assign(state, { figure: name, most: STEP });
+      Object.assign(state, { figure: name, chosen: name ? rowsOf(name) : null, most: STEP });
       show();
     };
     all.addEventListener("click", () => choose(""));
