@@ -12,8 +12,10 @@ from meta500.metrics.plots.style import (
     WIDTH,
     drawing,
     legend_below,
+    literal,
     new_figure,
     plain_log_ticks,
+    titled,
 )
 from meta500.metrics.rows import Row
 
@@ -49,13 +51,13 @@ def draw_errors(study: Study) -> Figure:
             low, middle, high = (100 * (m.checked / t - 1) for t in (m.high, m.seconds, m.low))
             axes.hlines(y, low, high, color=color, linewidth=0.8)
             axes.plot(middle, y, MARKERS[place % len(MARKERS)], color=color, markersize=4.5, zorder=3)
-        axes.set_yticks(range(len(groups)), groups)
+        axes.set_yticks(range(len(groups)), list(map(literal, groups)))
         axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         widest = max(abs(v) for v in axes.get_xlim())
         axes.set_xlim(-max(widest, 30), max(widest, 30))
         axes.set_xlabel("predicted over measured step time, minus 1 (%)")
-        figure.suptitle(f"predictions without the rank count, {study.title}", fontsize=9)
+        figure.suptitle(titled(f"predictions without the rank count, {study.title}"), fontsize=9)
         handles = [
             _legend_marker(MARKERS[place % len(MARKERS)], PALETTE[place % len(PALETTE)])
             for place in range(len(counts))
@@ -136,7 +138,9 @@ def _draw_sizes(axes: Axes, label: str, rows: Sequence[Row], index: int) -> None
     axes.plot(
         [n for n, _ in modelled], [1e6 * t for _, t in modelled], color=color, linestyle=line, linewidth=1
     )
-    axes.plot([], [], marker=marker, color=color, linestyle=line, linewidth=1, markersize=4, label=label)
+    axes.plot(
+        [], [], marker=marker, color=color, linestyle=line, linewidth=1, markersize=4, label=literal(label)
+    )
 
 
 def _bytes(row: Row) -> int:
