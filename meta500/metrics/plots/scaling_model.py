@@ -113,10 +113,10 @@ def draw_network(rows: Sequence[Row]) -> Figure:
             plain_log_ticks(axes, "y")
             axes.set_xlabel("bytes")
             axes.set_ylabel(f"time of one {what} (µs)")
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=2.2)
-        figure.suptitle(
-            "measured (points) and modelled (lines; of allreduces, without their rank count)", fontsize=9
-        )
+            columns = 2 if max(len(label) for label, _ in groups) <= 24 else 1
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, handlelength=2.2)
+        title = "measured (points) and modelled (lines; of allreduces, without their rank count)"
+        figure.suptitle(titled(title, 100 if len(panels) > 1 else 60), fontsize=9)
     return figure
 
 

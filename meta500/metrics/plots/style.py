@@ -118,9 +118,9 @@ def literal(text: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def titled(title: str) -> str:
-    """The title of a wide figure on as many lines as it needs, as it stands."""
-    return "\n".join(literal(line) for line in textwrap.wrap(title, TITLE_CHARACTERS))
+def titled(title: str, most: int = TITLE_CHARACTERS) -> str:
+    """The title of a wide figure as it stands, on as many lines of ``most`` characters as it needs."""
+    return "\n".join(literal(line) for line in textwrap.wrap(title, most))
 
 
 def is_positive(value: float | None) -> bool:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ROOFLINE, ERRORS, SCALING = "Roofline", "Errors", "Scaling"
 RATES = ("flop_rate", "byte_rate")
+# Of names that stand beside others on a line.
 CLASS_CHARACTERS = 24
 # So many runs have figures of one kind; more would hide the other kinds.
 MOST_RUNS = 8
@@ -156,7 +157,8 @@ def scaling(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
                 phases = ("message", "collective")
             here = [r for r in run.rows if r.phase in phases]
             if not study:
-                nodes, kinds = unique_names(r.node for r in here), unique_names(r.operator for r in here)
+                nodes = unique_names((r.node for r in here), CLASS_CHARACTERS)
+                kinds = unique_names((r.operator for r in here), CLASS_CHARACTERS)
                 renamed = [
                     replace(r, node=nodes[r.node], operator=kinds[r.operator])
                     for r in here
@@ -167,7 +169,7 @@ def scaling(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
 
 
 def _short_study(study: Study, run: str) -> Study:
-    schemes = unique_names(s.scheme for s in study.series)
+    schemes = unique_names((s.scheme for s in study.series), RUN_CHARACTERS)
     series = [replace(s, scheme=schemes[s.scheme]) for s in study.series]
     return replace(study, title=short_name(study.title) + run, series=series)
 
@@ -197,7 +199,12 @@ def sampling(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
         if counts:
             nodes = unique_names((r.node for r in run.rows), CLASS_CHARACTERS)
             named = [
-                replace(r, node=nodes[r.node], dataset=short_name(r.dataset), note=short_name(r.note))
+                replace(
+                    r,
+                    node=nodes[r.node],
+                    dataset=short_name(r.dataset, RUN_CHARACTERS),
+                    note=short_name(r.note.partition(";")[0], RUN_CHARACTERS),
+                )
                 for r in run.rows
             ]
             title = f"Classes of the samples{run.title}"

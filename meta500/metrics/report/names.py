@@ -10,6 +10,7 @@ from meta500.metrics.plots.bars import Bar
 # Names of this length or less stand in figures as they are.
 NAME_CHARACTERS = 90
 COLUMN_CHARACTERS = 20
+# Names of runs and of schemes, which stand beside others.
 RUN_CHARACTERS = 40
 
 
