@@ -86,7 +86,9 @@ def test_boxes_are_quartiles_and_show_every_sample():
     assert found == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert sorted(numbers(store, points["x"])) == sorted(samples)
     axes = draw_boxes([Bar("a", "x", 3.0, samples=samples)], quantity="ratio", unit="1").get_axes()[0]
-    assert any(sorted(line.get_xdata()) == sorted(samples) for line in axes.get_lines())
+    [shown] = [line for line in axes.get_lines() if sorted(line.get_xdata()) == sorted(samples)]
+    # A point "." is only half as wide as its size.
+    assert shown.get_marker() == "o" and shown.get_markersize() >= 2.2
 
 
 def test_boxes_need_three_finite_samples_and_one_box_per_place():

@@ -200,7 +200,9 @@ def test_a_roofline_is_drawn_without_numbers_that_have_no_place(quantity, bad):
     place = next(n for n, row in enumerate(rows) if row.quantity == quantity)
     rows.append(rows[place])
     rows[place] = replace(rows[place], value=bad, operator="Bad", node="bad")
-    figures, _ = figures_of(rows)
+    figures, missing = figures_of(rows)
+    said = [what for what, _ in missing if what == "Roofline: 1 number"]
+    assert len(said) == (quantity != "flop_rate" or bad != 0)
     [figure] = [figure for figure in figures if figure.kind == "Roofline"]
     spec = spec_of(figure)
     json.dumps(spec, allow_nan=False)

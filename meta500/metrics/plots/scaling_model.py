@@ -100,8 +100,12 @@ def draw_network(rows: Sequence[Row]) -> Figure:
         panels.append(
             ("allreduce", [(f"{p} ranks", [r for r in reductions if r.ranks == p]) for p in counts])
         )
+    columns = {what: 2 if max(len(n) for n, _ in groups) <= 24 else 1 for what, groups in panels}
+    lines = max(-(-len(groups) // columns[what]) for what, groups in panels)
     with drawing():
-        figure = new_figure(WIDTH * (1.15 if len(panels) > 1 else 0.7), HEIGHT + 0.3)
+        # Two lines of a legend fit below the axis.
+        height = HEIGHT + 0.3 + 0.17 * max(0, lines - 2)
+        figure = new_figure(WIDTH * (1.15 if len(panels) > 1 else 0.7), height)
         for axes, (what, groups) in zip(
             figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
         ):
@@ -113,8 +117,7 @@ def draw_network(rows: Sequence[Row]) -> Figure:
             plain_log_ticks(axes, "y")
             axes.set_xlabel("bytes")
             axes.set_ylabel(f"time of one {what} (µs)")
-            columns = 2 if max(len(label) for label, _ in groups) <= 24 else 1
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, handlelength=2.2)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns[what], handlelength=2.2)
         title = "measured (points) and modelled (lines; of allreduces, without their rank count)"
         figure.suptitle(titled(title, 100 if len(panels) > 1 else 60), fontsize=9)
     return figure

@@ -7,7 +7,6 @@ their titles and files.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from meta500.metrics.plots.heatmap import NAME_CHARACTERS as ERROR_CHARACTERS
 from meta500.metrics.plots.heatmap import Cell, belongs, draw_heatmap, heatmap_pages, rows_of_cells
-from meta500.metrics.plots.roofline import PHASE, Page, draw_roofline, roofline_pages
+from meta500.metrics.plots.roofline import CACHE, PHASE, Page, draw_roofline, roofline_pages
 from meta500.metrics.plots.sampling import draw_labels, draw_latencies
 from meta500.metrics.plots.scaling import Study, draw_scaling, is_drawn, scaling_pages
 from meta500.metrics.plots.scaling_model import draw_errors, draw_network
-from meta500.metrics.plots.style import literal
+from meta500.metrics.plots.style import is_positive, literal
 from meta500.metrics.report import interactive_models
 from meta500.metrics.report.interactive import Spec, Store
 from meta500.metrics.report.names import RUN_CHARACTERS, columned, short_name, unique_names
@@ -71,8 +70,14 @@ def _slug(name: str) -> str:
 def roofline(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
     """Rates of operators under the measured limits of their machine."""
     mine = [r for r in rows if r.phase == PHASE or (r.level == 0 and r.quantity in (*RATES, "bytes"))]
-    infinite = [r for r in mine if r.value is not None and not math.isfinite(r.value)]
-    _unusable(infinite, ROOFLINE, left_out)
+    # Movements of data have no operations, and so a rate of zero.
+    zero = ("flop_rate", CACHE)
+    unusable = [
+        r
+        for r in mine
+        if r.value is not None and not (is_positive(r.value) or (r.value == 0 and r.quantity in zero))
+    ]
+    _unusable(unusable, ROOFLINE, left_out)
     for run in _runs(mine, "Rooflines", left_out):
         for page in roofline_pages(run.rows):
             here = [
