@@ -84,6 +84,35 @@ def hostile_rows():
         rows.append(Row(level=0, operator=name, phase="conformance", quantity="max_relative", unit="1",
                         dtype="float32", backend=other, value=1e-6, verdict="wrong", note=name))  # fmt: skip
         rows += training_rows(model=name, optimizer=other, dataset=name, backend=name)
+        rows += scaling_rows(model=name, backend=other, schemes=(name, other))
+        for size in (64, 4096):
+            rows.append(timed(1e-6 * size, level=3, node=name, operator=other, phase="message", shape=f"{size} B",
+                              backend=name))  # fmt: skip
+        given = {"level": 2, "phase": "sampling", "dataset": name, "mode": other, "note": name}
+        rows.append(timed(1e-3, **given, quantity="latency"))
+    for name in HOSTILE:
+        for quantity in ("label_count", "label_expected"):
+            rows.append(Row(level=2, phase="sampling", dataset=HOSTILE[2], note=HOSTILE[2], node=name,
+                            quantity=quantity, unit="samples", value=5.0))  # fmt: skip
+    return rows
+
+
+def scaling_rows(factor=1.0, schemes=("dsgd", "neighbour"), **fields):
+    """Measured and predicted steps of two schemes; four ranks share two cores, 16 are below the threshold."""
+    study = {"level": 3, "model": "mlp", "backend": "torch", "threads": 1} | fields
+    rows = []
+    for place, scheme in enumerate(schemes):
+        given = study | {"operator": scheme, "protocol": "weak"}
+        for ranks in (1, 2, 4, 16, 32):
+            seconds, more = factor * (0.1 + 0.02 * place) * (1 + 0.1 * ranks), given | {"ranks": ranks}
+            predicted = {"phase": "model", "unit": "s", "value": 1.05 * seconds}
+            rows.append(Row(**more, **predicted, quantity="predicted_step_time"))
+            if ranks <= 4:
+                rows.append(timed(seconds, **more, quantity="step_time", phase="training_step"))
+                rows.append(Row(**more, **predicted, quantity="checked_step_time"))
+        rows.append(Row(**given, phase="limit", quantity="ranks_inefficient", unit="1", value=16))
+    rows.append(Row(**study, phase="limit", quantity="efficiency_threshold", unit="1", value=0.5))
+    rows.append(Row(**study, phase="model", quantity="cores", unit="1", value=2))
     return rows
 
 

@@ -15,6 +15,7 @@ from meta500.metrics.plots.curves import Curve, Panel
 from meta500.metrics.report import interactive
 from meta500.metrics.report.figures import FILE_CHARACTERS, WANTED, figures_of
 from meta500.metrics.report.interactive import MOST_POINTS, Store, thinned
+from meta500.metrics.report.reports import draw
 from tests.metrics.report_rows import hostile_rows, measured_rows, timed, training_rows
 
 
@@ -85,7 +86,9 @@ def test_boxes_are_quartiles_and_show_every_sample():
     assert found == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert sorted(numbers(store, points["x"])) == sorted(samples)
     axes = draw_boxes([Bar("a", "x", 3.0, samples=samples)], quantity="ratio", unit="1").get_axes()[0]
-    assert any(sorted(line.get_xdata()) == sorted(samples) for line in axes.get_lines())
+    [shown] = [line for line in axes.get_lines() if sorted(line.get_xdata()) == sorted(samples)]
+    # A point "." is only half as wide as its size.
+    assert shown.get_marker() == "o" and shown.get_markersize() >= 2.2
 
 
 def test_boxes_need_three_finite_samples_and_one_box_per_place():
@@ -144,12 +147,14 @@ def test_texts_for_plotly_have_no_markup_and_lose_no_printable_character(words):
 
 
 def test_hostile_names_are_drawn_as_they_stand():
-    figures, _ = figures_of(hostile_rows())
+    figures, missing = figures_of(hostile_rows())
+    assert [what for what, _ in missing if what.startswith("Figures")] == []
     store = Store()
+    assert {"Scaling", "Sampling"} <= {figure.kind for figure in figures}
     for figure in figures:
-        figure.draw()
-        spec = figure.interactive(store)
-        for text in texts(spec):
+        # Formulas between dollars are read only when a file is written.
+        assert draw(figure, ["svg"])["svg"]
+        for text in texts(figure.interactive(store) if figure.interactive else None):
             assert "<img" not in text and "<svg" not in text and "<script" not in text and "<a " not in text
 
 

@@ -102,11 +102,12 @@ def _draw_box(axes: Axes, samples: np.ndarray, y: float, color: str) -> None:
     axes.plot(
         samples,
         y + spread(len(samples)) * height,
-        ".",
+        "o",
         color=color,
-        alpha=0.55,
-        markersize=3,
-        markeredgewidth=0,
+        alpha=0.65,
+        markersize=2.6,
+        markeredgecolor="white",
+        markeredgewidth=0.25,
         zorder=3,
     )
 

@@ -79,17 +79,25 @@ def bars_from_rows(data: Rows | pandas.DataFrame) -> list[Bar]:
 
 def ratios_from_rows(data: Rows | pandas.DataFrame) -> list[Ratio]:
     """Ratios of the rows of quantity "ratio" with an interval, gathered by what was measured."""
-    rows = [
-        row for row in as_rows(data) if row.quantity == "ratio" and None not in (row.value, row.low, row.high)
-    ]
-    groups = describe(rows, (*WHAT, "phase"), ("phase", "model", "node", "operator"))
-    labels = describe(rows, (*WHO, "baseline"), ("backend", "mode"))
+    rows = [row for row in as_rows(data) if has_ratio(row)]
     ratios = {
         (group, label): Ratio(label, row.value, row.low, row.high, group)  # type: ignore[arg-type]
-        for row, group, label in zip(rows, groups, labels, strict=True)
+        for row, (group, label) in zip(rows, names_of_ratios(rows), strict=True)
     }
     order = {group: place for place, group in enumerate(dict.fromkeys(g for g, _ in ratios))}
     return sorted(ratios.values(), key=lambda ratio: order[ratio.group])
+
+
+def has_ratio(row: Row) -> bool:
+    """Whether a row is a ratio with an interval."""
+    return row.quantity == "ratio" and None not in (row.value, row.low, row.high)
+
+
+def names_of_ratios(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Pairs of group and label, one for each row of a ratio with an interval."""
+    groups = describe(rows, (*WHAT, "phase"), ("phase", "model", "node", "operator"))
+    labels = describe(rows, (*WHO, "baseline"), ("backend", "mode"))
+    return list(zip(groups, labels, strict=True))
 
 
 def describe(rows: Sequence[Row], fields: Sequence[str], always: Sequence[str]) -> list[str]:

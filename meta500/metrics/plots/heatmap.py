@@ -57,10 +57,8 @@ def cells_from_rows(rows: Iterable[Row]) -> list[Cell]:
     names: dict[str, None] = {}
     series: dict[str, None] = {}
     for row in chosen:
-        name = (row.node or row.model) if len(operators) == 1 else (row.operator or row.model)
+        name, who = _place(row, len(operators) == 1)
         unit = _epsilon(row.dtype)
-        # Types without eps (integers, text) are one column.
-        who = f"{row.backend}\n{row.dtype if unit else 'other types'}"
         names.setdefault(name)
         series.setdefault(who)
         key = (name, who)
@@ -79,6 +77,21 @@ def cells_from_rows(rows: Iterable[Row]) -> list[Cell]:
                 word = next((w for w in worst if w in words[name, who]), "")
                 cells.append(Cell(name, who, error, word if error is None or word in (WRONG, FAILED) else ""))
     return cells
+
+
+def rows_of_cells(rows: Iterable[Row], cells: Iterable[Cell]) -> list[Row]:
+    """Those of the rows that `cells_from_rows` made these cells of."""
+    chosen = [r for r in rows if belongs(r)]
+    operators = {r.operator for r in chosen}
+    places = {(cell.name, cell.series) for cell in cells}
+    return [row for row in chosen if _place(row, len(operators) == 1) in places]
+
+
+def _place(row: Row, cases: bool) -> tuple[str, str]:
+    """Line and column of a row; ``cases`` says that the lines are the cases of one operator."""
+    name = (row.node or row.model) if cases else (row.operator or row.model)
+    # Types without eps (integers, text) are one column.
+    return name, f"{row.backend}\n{row.dtype if _epsilon(row.dtype) else 'other types'}"
 
 
 def draw_heatmap(cells: Sequence[Cell], *, title: str = "") -> Figure:

@@ -17,6 +17,8 @@ from meta500.metrics.plots.from_rows import (
     bars_from_rows,
     curves_from_rows,
     describe,
+    has_ratio,
+    names_of_ratios,
     ratios_from_rows,
 )
 from meta500.metrics.plots.heatmap import heatmap_plots
@@ -86,7 +88,10 @@ class BarPage:
 
 @dataclass(frozen=True)
 class RatioPage:
-    """One figure of ratios: the name of its file without suffix, what is drawn, and the words of its axis."""
+    """One figure of ratios: the name of its file without suffix, what is drawn, and the words of its axis.
+
+    ``rows`` are those that its ratios were made of.
+    """
 
     name: str
     ratios: list[Ratio]
@@ -128,14 +133,21 @@ def ratio_pages(rows: Sequence[Row]) -> Iterator[RatioPage]:
         phases = {r.phase for r in group}
         phase = phases.pop() if len(phases) == 1 else ""
         # A phase that all share is named once, at the axis.
-        ratios, who = _on_one_line(ratios_from_rows([replace(r, phase="") if phase else r for r in group]))
+        group = [row for row in group if has_ratio(row)]
+        named = [replace(r, phase="") if phase else r for r in group]
+        found = ratios_from_rows(named)
+        ratios, who = _on_one_line(found)
+        names = {id(ratio): (whole.group, whole.label) for ratio, whole in zip(ratios, found, strict=True)}
+        of_rows = names_of_ratios(named)
         name = _file_name("ratio", str(level), baseline)
         time = f"{phase.replace('_', ' ')} time of {who}" if who else f"{phase.replace('_', ' ')} time"
         quantity = f"{time.strip()} relative to {baseline}" if baseline else "ratio of two measurements"
         interval = _interval_words(group, "interval")
         pages = list(_ratio_chunks(ratios))
         for page, (number, chosen) in enumerate(pages, start=1):
-            yield RatioPage(f"{name}{number}", chosen, group, quantity, interval, page, len(pages))
+            shown = {names[id(ratio)] for ratio in chosen}
+            here = [row for row, pair in zip(group, of_rows, strict=True) if pair in shown]
+            yield RatioPage(f"{name}{number}", chosen, here, quantity, interval, page, len(pages))
 
 
 def _write_bars(rows: Sequence[Row], target: Path, formats: Sequence[str]) -> list[Path]:

@@ -22,6 +22,7 @@ from meta500.metrics.plots.style import (
     PALETTE,
     WIDTH,
     drawing,
+    is_positive,
     legend_below,
     new_figure,
     number,
@@ -68,7 +69,7 @@ class Limits:
 
 def limits_from_rows(rows: Iterable[Row], dtype: str) -> Limits | None:
     """The limits of one element type; None where one of them was not measured."""
-    found = [r for r in rows if r.phase == PHASE and r.value]
+    found = [r for r in rows if r.phase == PHASE and is_positive(r.value)]
     peaks = [r for r in found if r.quantity == PEAK and r.dtype == dtype]
     bandwidths = [r for r in found if r.quantity == BANDWIDTH]
     if not peaks or not bandwidths:
@@ -76,12 +77,21 @@ def limits_from_rows(rows: Iterable[Row], dtype: str) -> Limits | None:
     peak, bandwidth = (max(group, key=lambda r: r.value or 0.0) for group in (peaks, bandwidths))
     return Limits(
         *(float(r.value or 0.0) for r in (peak, bandwidth)),
-        *(float(np.median(r.samples or (r.value or 0.0,))) for r in (peak, bandwidth)),
+        *(_median(r) for r in (peak, bandwidth)),
     )
 
 
+def _median(row: Row) -> float:
+    """Of the samples where it can be drawn, else the value."""
+    middle = float(np.median(row.samples)) if row.samples else None
+    return float(middle if middle is not None and is_positive(middle) else row.value or 0.0)
+
+
 def points_from_rows(rows: Iterable[Row], phase: str, dtype: str) -> list[Point]:
-    """The points of one phase and element type; movements of data, without operations, have none."""
+    """The points of one phase and element type; movements of data, without operations, have none.
+
+    Rates that are not finite have none either, and intervals without a place on the axis are left out.
+    """
     cache = 0.0
     rates: dict[tuple[str, ...], dict[str, Row]] = {}
     sizes: dict[tuple[str, ...], float] = {}
@@ -98,11 +108,18 @@ def points_from_rows(rows: Iterable[Row], phase: str, dtype: str) -> list[Point]
     points = []
     for key, pair in rates.items():
         flops, nbytes = pair.get("flop_rate"), pair.get("byte_rate")
-        if flops is None or nbytes is None or not flops.value or not nbytes.value or flops.verdict == "wrong":
+        if flops is None or nbytes is None or flops.verdict == "wrong":
+            continue
+        if flops.value is None or nbytes.value is None:
+            continue
+        if not (is_positive(flops.value) and is_positive(nbytes.value)):
             continue
         series = " ".join(filter(None, (flops.backend, flops.mode)))
         cached = sizes.get(key[:3], math.inf) <= cache
-        numbers = (flops.value / nbytes.value, flops.value, flops.low, flops.high)
+        ends = (flops.low, flops.high)
+        if not all(map(is_positive, ends)):
+            ends = (None, None)
+        numbers = (flops.value / nbytes.value, flops.value, *ends)
         points.append(Point(flops.operator or flops.model, series, *numbers, cached))
     return points
 

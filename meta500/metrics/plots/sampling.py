@@ -18,6 +18,7 @@ from meta500.metrics.plots.style import (
     WIDTH,
     drawing,
     legend_below,
+    literal,
     new_figure,
     number,
     plain_log_ticks,
@@ -64,7 +65,7 @@ def draw_latencies(rows: Sequence[Row]) -> Figure:
     chosen = [row for row in rows if row.quantity == "latency" and row.samples]
     if not chosen:
         raise UserError("there is no latency of batches to plot")
-    labels = _labels_of(chosen)
+    labels = [literal(label) for label in _labels_of(chosen)]
     every = np.concatenate([row.samples for row in chosen])
     factor, unit = time_unit(float(np.median(every)))
     positive = every[every > 0]
@@ -104,7 +105,9 @@ def draw_latencies(rows: Sequence[Row]) -> Figure:
             texts = [", ".join(filter(None, pair)) for pair in zip(labels, medians, strict=True)]
             legend_below(figure, handles, texts)
         else:
-            figure.suptitle(", ".join(filter(None, (chosen[0].dataset, labels[0], medians[0]))), fontsize=9)
+            figure.suptitle(
+                ", ".join(filter(None, (literal(chosen[0].dataset), labels[0], medians[0]))), fontsize=9
+            )
     return figure
 
 
@@ -126,7 +129,7 @@ def draw_labels(rows: Sequence[Row]) -> Figure:
     single = {row.quantity: row.value for row in rows if row.quantity in ("total_variation", "p_value")}
     with drawing():
         few = len(drawn) <= NAMED
-        names = [textwrap.shorten(row.node, _NAME_CHARACTERS, placeholder="…") for row in counts]
+        names = [literal(textwrap.shorten(row.node, _NAME_CHARACTERS, placeholder="…")) for row in counts]
         figure = new_figure(WIDTH, 2.6)
         axes = figure.subplots()
         places = np.arange(len(drawn))
@@ -142,7 +145,7 @@ def draw_labels(rows: Sequence[Row]) -> Figure:
         axes.set_ylim(0, 1.08 * max(drawn.max(), own.max()))
         axes.grid(False, axis="x")
         axes.set_ylabel("share of the labels (%)")
-        axes.set_title(_title(counts[0], single), loc="left")
+        axes.set_title(literal(_title(counts[0], single)), loc="left")
         legend_below(figure, handles, ["drawn", "expected from the dataset"])
     return figure
 

@@ -21,11 +21,14 @@ from meta500.metrics.plots.style import (
     PALETTE,
     WIDTH,
     drawing,
+    is_positive,
     legend_below,
+    literal,
     new_figure,
     plain_log_ticks,
     save,
     time_unit,
+    titled,
 )
 from meta500.metrics.rows import Row
 
@@ -92,10 +95,13 @@ class Study:
 
 
 def studies_from_rows(rows: Iterable[Row]) -> list[Study]:
-    """The scaling studies in the rows, each of one model, dataset, optimizer and backend."""
+    """The scaling studies in the rows, each of one model, dataset, optimizer and backend.
+
+    Numbers that are not positive and finite are left out (`is_drawn`), and so are intervals with such ends.
+    """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        if row.level == 3 and row.phase in ("training_step", "limit", "model") and row.value is not None:
+        if row.level == 3 and row.phase in ("training_step", "limit", "model") and is_drawn(row):
             key = (row.model, row.dataset, row.optimizer, row.backend, row.mode, row.threads)
             groups.setdefault(key, []).append(row)
     studies = []
@@ -111,6 +117,11 @@ def studies_from_rows(rows: Iterable[Row]) -> list[Study]:
         fit = None if cores is None else max(1, int(cores) // (threads or 1))
         studies.append(Study(f"{model}, {who}, {per_rank}", series, threshold, network, fit))
     return studies
+
+
+def is_drawn(row: Row) -> bool:
+    """Whether the row's number has a place in the figures: times, rank counts and shares are positive."""
+    return is_positive(row.value)
 
 
 def _series(rows: Sequence[Row]) -> list[Series]:
@@ -131,7 +142,8 @@ def _series(rows: Sequence[Row]) -> list[Series]:
         elif row.quantity == "predicted_step_time":
             series.predicted.append((row.ranks or 1, row.value))
         else:
-            low, high = (v if v is not None else row.value for v in (row.low, row.high))
+            known = is_positive(row.low) and is_positive(row.high)
+            low, high = (float(v or 0.0) for v in ((row.low, row.high) if known else (row.value,) * 2))
             ranks = row.ranks or 1
             series.measured.append(Measured(ranks, row.value, low, high, checked.get((*key, row.ranks))))
     for series in found.values():
@@ -157,9 +169,7 @@ class Page:
 def scaling_plots(
     rows: Iterable[Row], folder: str | Path, formats: Sequence[str] = ("png", "pdf")
 ) -> list[Path]:
-    """Write "scaling-weak", "scaling-strong", "scaling-errors" and "scaling-network", as far as there are
-    rows for them; returns the paths.
-    """
+    """Write "scaling-weak", "scaling-strong", "scaling-errors" and "scaling-network"; returns the paths."""
     written: list[Path] = []
     for page in scaling_pages(list(rows)):
         written += save(page.draw(), [Path(folder) / f"{page.name}.{kind}" for kind in formats])
@@ -207,13 +217,13 @@ def draw_scaling(study: Study, scaling: str) -> Figure:
         right.set_ylim(0, max(105.0, right.get_ylim()[1]))
         if study.threshold is not None:
             right.axhline(100 * study.threshold, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        crowded = _crowded(study, chosen)
+        crowded = crowded_ranks(study, chosen)
         if crowded:
             for axes in (left, right):
                 axes.axvspan(*crowded, color="#EEEEEE", linewidth=0, zorder=0)
         _ideal(left, chosen, scaling, factor)
-        figure.suptitle(f"{scaling} scaling of {study.title}", fontsize=9)
-        entries = [(_handle(index), s.scheme) for index, s in enumerate(chosen)]
+        figure.suptitle(titled(f"{scaling} scaling of {study.title}"), fontsize=9)
+        entries = [(_handle(index), literal(s.scheme)) for index, s in enumerate(chosen)]
         entries.append((_legend_line("--", GREY, 0.8), "ideal"))
         if any(m.checked is not None and m.ranks > 1 for s in chosen for m in s.measured):
             entries.append((_ring(), "model of this machine without this rank count"))
@@ -221,8 +231,7 @@ def draw_scaling(study: Study, scaling: str) -> Figure:
             entries.append((_cross(), f"from here on below {100 * (study.threshold or 0):.0f} %"))
         if crowded:
             entries.append((_patch(), "ranks share cores"))
-        handles, names = [h for h, _ in entries], [n for _, n in entries]
-        legend_below(figure, handles, names)
+        legend_below(figure, [h for h, _ in entries], [n for _, n in entries])
     return figure
 
 
@@ -330,12 +339,17 @@ def _rank_ticks(axes: Axes, series: Sequence[Series]) -> None:
     axes.xaxis.set_minor_locator(FixedLocator([]))
 
 
+def ideal_single(series: Sequence[Series]) -> float | None:
+    """Seconds on one rank, the median of the schemes, where ideal scaling begins; None if none is known."""
+    singles = [s.single for s in series if s.single is not None]
+    return float(np.median(singles)) if singles else None
+
+
 def _ideal(axes: Axes, series: Sequence[Series], scaling: str, factor: float) -> None:
     """The time of one rank (weak), or its P-th part (strong)."""
-    singles = [s.single for s in series if s.single is not None]
-    if not singles:
+    single = ideal_single(series)
+    if single is None:
         return
-    single = float(np.median(singles))
     low, high = axes.get_xlim()
     x = np.array([max(1.0, low), high])
     axes.plot(
@@ -349,7 +363,7 @@ def _ideal(axes: Axes, series: Sequence[Series], scaling: str, factor: float) ->
     axes.set_xlim(low, high)
 
 
-def _crowded(study: Study, series: Sequence[Series]) -> tuple[float, float] | None:
+def crowded_ranks(study: Study, series: Sequence[Series]) -> tuple[float, float] | None:
     """The range of measured rank counts at which ranks shared cores, on the axis; None if there were none."""
     most = max((m.ranks for s in series for m in s.measured), default=0)
     if study.fit is None or most <= study.fit:

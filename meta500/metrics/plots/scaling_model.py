@@ -12,8 +12,10 @@ from meta500.metrics.plots.style import (
     WIDTH,
     drawing,
     legend_below,
+    literal,
     new_figure,
     plain_log_ticks,
+    titled,
 )
 from meta500.metrics.rows import Row
 
@@ -49,13 +51,13 @@ def draw_errors(study: Study) -> Figure:
             low, middle, high = (100 * (m.checked / t - 1) for t in (m.high, m.seconds, m.low))
             axes.hlines(y, low, high, color=color, linewidth=0.8)
             axes.plot(middle, y, MARKERS[place % len(MARKERS)], color=color, markersize=4.5, zorder=3)
-        axes.set_yticks(range(len(groups)), groups)
+        axes.set_yticks(range(len(groups)), list(map(literal, groups)))
         axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         widest = max(abs(v) for v in axes.get_xlim())
         axes.set_xlim(-max(widest, 30), max(widest, 30))
         axes.set_xlabel("predicted over measured step time, minus 1 (%)")
-        figure.suptitle(f"predictions without the rank count, {study.title}", fontsize=9)
+        figure.suptitle(titled(f"predictions without the rank count, {study.title}"), fontsize=9)
         handles = [
             _legend_marker(MARKERS[place % len(MARKERS)], PALETTE[place % len(PALETTE)])
             for place in range(len(counts))
@@ -98,8 +100,12 @@ def draw_network(rows: Sequence[Row]) -> Figure:
         panels.append(
             ("allreduce", [(f"{p} ranks", [r for r in reductions if r.ranks == p]) for p in counts])
         )
+    columns = {what: 2 if max(len(n) for n, _ in groups) <= 24 else 1 for what, groups in panels}
+    lines = max(-(-len(groups) // columns[what]) for what, groups in panels)
     with drawing():
-        figure = new_figure(WIDTH * (1.15 if len(panels) > 1 else 0.7), HEIGHT + 0.3)
+        # Two lines of a legend fit below the axis.
+        height = HEIGHT + 0.3 + 0.17 * max(0, lines - 2)
+        figure = new_figure(WIDTH * (1.15 if len(panels) > 1 else 0.7), height)
         for axes, (what, groups) in zip(
             figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
         ):
@@ -111,10 +117,9 @@ def draw_network(rows: Sequence[Row]) -> Figure:
             plain_log_ticks(axes, "y")
             axes.set_xlabel("bytes")
             axes.set_ylabel(f"time of one {what} (µs)")
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=2.2)
-        figure.suptitle(
-            "measured (points) and modelled (lines; of allreduces, without their rank count)", fontsize=9
-        )
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns[what], handlelength=2.2)
+        title = "measured (points) and modelled (lines; of allreduces, without their rank count)"
+        figure.suptitle(titled(title, 100 if len(panels) > 1 else 60), fontsize=9)
     return figure
 
 
@@ -136,7 +141,9 @@ def _draw_sizes(axes: Axes, label: str, rows: Sequence[Row], index: int) -> None
     axes.plot(
         [n for n, _ in modelled], [1e6 * t for _, t in modelled], color=color, linestyle=line, linewidth=1
     )
-    axes.plot([], [], marker=marker, color=color, linestyle=line, linewidth=1, markersize=4, label=label)
+    axes.plot(
+        [], [], marker=marker, color=color, linestyle=line, linewidth=1, markersize=4, label=literal(label)
+    )
 
 
 def _bytes(row: Row) -> int:

@@ -9,6 +9,7 @@ and a plot made again from the same data is the same file.
 from __future__ import annotations
 
 import math
+import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ DPI = 200
 # Logarithmic axes shorter than this have ticks at equal distances.
 NARROW_DECADES = 0.4
 WIDTH = 6.4
+TITLE_CHARACTERS = 100
 
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -114,6 +116,16 @@ def literal(text: str) -> str:
     """Text that matplotlib draws as it stands: no formulas between dollars, no label that it would hide."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
+
+
+def titled(title: str, most: int = TITLE_CHARACTERS) -> str:
+    """The title of a wide figure as it stands, on as many lines of ``most`` characters as it needs."""
+    return "\n".join(literal(line) for line in textwrap.wrap(title, most))
+
+
+def is_positive(value: float | None) -> bool:
+    """Whether a number has a place on a logarithmic axis."""
+    return value is not None and 0 < value < math.inf
 
 
 def text_width(figure: Figure, text: str, size: float) -> float:

@@ -6,8 +6,8 @@ for plotly. What there are no rows for is not drawn, and the reason is said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,32 +20,21 @@ from meta500.metrics.plots.from_rows import (
     curves_from_rows,
     describe,
 )
-from meta500.metrics.plots.heatmap import Cell, belongs, draw_heatmap, heatmap_pages
 from meta500.metrics.plots.pages import bar_pages, ratio_pages
-from meta500.metrics.plots.roofline import PHASE, Page, draw_roofline, roofline_pages
-from meta500.metrics.plots.sampling import draw_labels, draw_latencies
-from meta500.metrics.plots.scaling import scaling_pages
 from meta500.metrics.plots.style import literal
-from meta500.metrics.report import interactive, interactive_models
-from meta500.metrics.report.interactive import Spec, Store
-from meta500.metrics.report.names import columned, short_name, shortened
+from meta500.metrics.report import interactive
+from meta500.metrics.report.figures_by_run import errors, roofline, sampling, scaling
+from meta500.metrics.report.names import short_name, shortened, unique_names
+from meta500.metrics.report.page_figure import MOST_PAGES, LeftOut, PageFigure, fault, further, numbered
 from meta500.metrics.rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 FILE_CHARACTERS = 80
-# Of one kind of figure so many pages are drawn; more would hide the others, and tables have all of them.
-MOST_PAGES = 4
 MOST_FIGURES = 80
 LEVELS = ("Layers and operators", "Networks", "Training", "Distributed training")
-TRAINING, END_TO_END, ROOFLINE, ERRORS, SCALING = (
-    "Training",
-    "End to end",
-    "Roofline",
-    "Errors",
-    "Scaling",
-)
+TRAINING, END_TO_END = "Training", "End to end"
 QUANTITIES = ("time", "throughput", "peak_memory", "first_call")
 PARTS = ("train_time", "data_time", "test_time", "test_data_time", "ticker_time")
 # Phases whose rows have figures of their own, or none.
@@ -66,31 +55,6 @@ WANTED = {
 }
 
 
-@dataclass(frozen=True)
-class PageFigure:
-    """One figure.
-
-    Attributes:
-        name: of its files without suffix, unique in a report.
-        kind: of `WANTED`, the kind that it is.
-        section: heading under which it stands.
-        title: above it.
-        caption: below it: what is shown and how to read it.
-        rows: what it is made of.
-        draw: makes the static figure.
-        interactive: makes the figure for plotly; None where there is only the static one.
-    """
-
-    name: str
-    kind: str
-    section: str
-    title: str
-    caption: str
-    rows: Sequence[Row]
-    draw: Callable[[], Drawing]
-    interactive: Callable[[Store], Spec] | None = None
-
-
 def figures_of(rows: Sequence[Row]) -> tuple[list[PageFigure], list[tuple[str, str]]]:
     """The figures that there are rows for, and pairs of what is not drawn and why.
 
@@ -98,10 +62,13 @@ def figures_of(rows: Sequence[Row]) -> tuple[list[PageFigure], list[tuple[str, s
         rows: of all sources; where there are several, ``run_id`` names the source for labels.
     """
     found: list[PageFigure] = []
-    left_out: list[tuple[str, str]] = []
-    for kind in (_training, _end_to_end, _bars, _ratios, _roofline, _errors, _scaling, _sampling):
-        for figure in kind(rows, left_out):
-            found.append(figure)
+    left_out: LeftOut = []
+    for kind in (_training, _end_to_end, _bars, _ratios, roofline, errors, scaling, sampling):
+        try:
+            found.extend(kind(rows, left_out))
+        except Exception as problem:
+            # Rows of other tools may hold anything; one kind of figure shall not cost the others.
+            left_out.append((f"Figures: {kind.__name__.strip('_').replace('_', ' ')}", fault(problem)))
     kinds = {figure.kind for figure in found}
     reasons = [(kind, reason) for kind, reason in WANTED.items() if kind not in kinds]
     shown: dict[str, PageFigure] = {}
@@ -127,12 +94,11 @@ def figures_of(rows: Sequence[Row]) -> tuple[list[PageFigure], list[tuple[str, s
     return figures[:MOST_FIGURES], reasons + left_out
 
 
-LeftOut = list[tuple[str, str]]
-
-
 def _training(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
     mine = [r for r in rows if r.phase in CURVE_PHASES and r.step is not None and r.seconds is not None]
-    curves = [replace(c, label=short_name(c.label)) for c in curves_from_rows(mine)]
+    curves = curves_from_rows(mine)
+    short = unique_names(c.label for c in curves)
+    curves = [replace(c, label=short[c.label]) for c in curves]
     wanted = four_panels(curves)
     for panel in sorted(wanted, key=lambda panel: panel.quantity != "accuracy"):
         over = "samples seen" if panel.x == "samples" else "seconds in training steps"
@@ -158,7 +124,9 @@ def _draw_curves(curves: Sequence[Curve], panel: Panel) -> Drawing:
 
 def _end_to_end(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
     mine = [r for r in rows if r.phase == "run" and r.quantity in PARTS and r.value is not None]
-    runs = [short_name(name) for name in describe(mine, CURVE, ("model", "optimizer", "backend", "mode"))]
+    whole = _repeated(mine, describe(mine, CURVE, ("model", "optimizer", "backend", "mode")))
+    short = unique_names(whole)
+    runs = [short[name] for name in whole]
     words = [r.quantity.removesuffix("_time").replace("_", " ") for r in mine]
     names = {"train": "training steps", "data": "training data", "test": "test set", "ticker": "tickers"}
     parts = {
@@ -183,6 +151,23 @@ def _end_to_end(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
         yield _bar_figure(replace(page, name=f"end-to-end-{page.name}"), "End to end", END_TO_END, title, "")
 
 
+def _repeated(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """The names of the rows' runs, numbered where a part comes anew, which is then of another run."""
+    numbers: dict[str, int] = {}
+    seen: dict[str, set[str]] = {}
+    places = []
+    for row, name in zip(rows, names, strict=True):
+        if row.quantity in seen.setdefault(name, set()):
+            numbers[name] = numbers.get(name, 1) + 1
+            seen[name] = set()
+        seen[name].add(row.quantity)
+        places.append(numbers.get(name, 1))
+    return [
+        f"{name} run {place}".strip() if name in numbers else name
+        for name, place in zip(names, places, strict=True)
+    ]
+
+
 def _paged(
     bars: list[Bar],
     name: str,
@@ -205,14 +190,18 @@ def _bars(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
     for level, section in sorted(enumerate(LEVELS), key=lambda pair: (1, 0, 2, 3).index(pair[0])):
         for quantity in QUANTITIES:
             mine = [r for r in rows if (r.level, r.quantity) == (level, quantity) and r.phase not in APART]
+            said: set[str] = set()
             for page in bar_pages(mine):
                 if page.page > MOST_PAGES:
-                    if page.page == MOST_PAGES + 1:
-                        left_out.append(_further(page.quantity, page.pages))
+                    # Pages without any value are missing, so that the first of them may have any number.
+                    group = page.name.removesuffix(f"-{page.page}")
+                    if group not in said:
+                        left_out.append(further(page.quantity, page.pages))
+                    said.add(group)
                     continue
                 title = f"{page.quantity[:1].upper()}{page.quantity[1:]}"
                 title += f", {page.aspect}" if page.aspect else ""
-                title = short_name(title) + _numbered(page.page, page.pages)
+                title = short_name(title) + numbered(page.page, page.pages)
                 page = replace(
                     page,
                     bars=shortened(page.bars),
@@ -265,14 +254,20 @@ def _ratios(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
     drawn = [
         r for r in mine if r.low is not None and r.low > 0 and r.high is not None and r.high < float("inf")
     ]
+    said: set[str] = set()
     for page in ratio_pages(drawn):
         if page.page > MOST_PAGES:
-            if page.page == MOST_PAGES + 1:
-                left_out.append(_further(page.quantity, page.pages))
+            if page.quantity not in said:
+                left_out.append(further(page.quantity, page.pages))
+            said.add(page.quantity)
             continue
-        ratios = [replace(r, label=short_name(r.label), group=short_name(r.group)) for r in page.ratios]
+        labels, groups = (
+            unique_names(r.label for r in page.ratios),
+            unique_names(r.group for r in page.ratios),
+        )
+        ratios = [replace(r, label=labels[r.label], group=groups[r.group]) for r in page.ratios]
         section = LEVELS[page.rows[0].level]
-        title = f"{page.quantity[:1].upper()}{page.quantity[1:]}" + _numbered(page.page, page.pages)
+        title = f"{page.quantity[:1].upper()}{page.quantity[1:]}" + numbered(page.page, page.pages)
         look: dict[str, Any] = {"quantity": short_name(page.quantity), "interval": page.interval}
         caption = (
             f"Ratios of medians with their {page.interval}; below 1 is less than the baseline. Filled points "
@@ -285,96 +280,3 @@ def _ratios(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
 def _draw_ratios(ratios: Sequence[Ratio], quantity: str, interval: str) -> Drawing:
     plain = [replace(r, label=literal(r.label), group=literal(r.group)) for r in ratios]
     return draw_ratios(plain, quantity=literal(quantity), interval=interval)
-
-
-def _roofline(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
-    for page in roofline_pages(rows):
-        here = [
-            r
-            for r in rows
-            if r.phase == PHASE
-            or ((r.phase, r.dtype, r.level) == (page.phase, page.dtype, 0) and r.quantity.endswith("_rate"))
-        ]
-        caption = (
-            "Operations per second over operations per byte. Lines are the best measured peak and bandwidth, "
-            "dotted their medians; hollow points have data that fit the last-level cache, for which the "
-            "bandwidth of the memory is no limit."
-        )
-        points = [
-            replace(p, operator=short_name(p.operator), series=short_name(p.series)) for p in page.points
-        ]
-        page = replace(page, points=points)
-        show = partial(interactive_models.roofline, points=points, limits=page.limits)
-        title = f"Roofline: {page.title}"
-        yield PageFigure(
-            page.name, ROOFLINE, ROOFLINE, title, caption, here, partial(_draw_roofline, page), show
-        )
-
-
-def _draw_roofline(page: Page) -> Drawing:
-    points = [replace(p, operator=literal(p.operator), series=literal(p.series)) for p in page.points]
-    return draw_roofline(points, page.limits, title=literal(page.title))
-
-
-def _errors(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
-    mine = [r for r in rows if belongs(r)]
-    pages = list(heatmap_pages(mine))
-    if len(pages) > MOST_PAGES:
-        left_out.append(_further("errors", len(pages)))
-    for number, (name, cells) in enumerate(pages[:MOST_PAGES], start=1):
-        caption = (
-            "Largest relative error against the float64 reference in eps of the type; rounding gives a few. "
-            "“wrong” marks errors that rounding does not explain."
-        )
-        cells = [replace(c, name=short_name(c.name), series=columned(c.series)) for c in cells]
-        title = "Errors against the float64 reference" + _numbered(number, len(pages))
-        draw, show = (
-            partial(_draw_heatmap, cells),
-            lambda store, cells=cells: interactive_models.heatmap(cells),
-        )
-        yield PageFigure(name, "Heat map of errors", ERRORS, title, caption, mine, draw, show)
-
-
-def _draw_heatmap(cells: Sequence[Cell]) -> Drawing:
-    return draw_heatmap([replace(c, name=literal(c.name), series=literal(c.series)) for c in cells])
-
-
-def _scaling(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
-    mine = [r for r in rows if r.level == 3]
-    for page in scaling_pages(mine):
-        if page.scaling and page.study:
-            title = f"{page.scaling.capitalize()} scaling of {page.study.title}"
-            caption = "Points are measured, lines are predicted by the model of the machine."
-            phases: tuple[str, ...] = ("training_step", "limit", "model")
-            show = partial(interactive_models.scaling, study=page.study, kind=page.scaling)
-        elif page.study:
-            title, caption = (
-                f"Predictions for {page.study.title}",
-                "Without the rank count that is predicted.",
-            )
-            phases, show = ("training_step", "model"), None
-        else:
-            title, caption = "Messages", "Time of messages and collectives over their size."
-            phases, show = ("message", "collective"), None
-        here = [r for r in mine if r.phase in phases]
-        yield PageFigure(page.name, SCALING, SCALING, short_name(title), caption, here, page.draw, show)
-
-
-def _sampling(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
-    mine = [r for r in rows if r.phase == "sampling"]
-    for quantity, name, title, draw in (
-        ("latency", "sampling-latency", "Latency of batches", draw_latencies),
-        ("label_count", "sampling-labels", "Classes of the samples", draw_labels),
-    ):
-        here = [r for r in mine if r.quantity == quantity]
-        if here:
-            yield PageFigure(name, "Sampling", "Data", title, f"{title}.", here, partial(draw, mine))
-
-
-def _further(what: str, pages: int) -> tuple[str, str]:
-    reason = f"only the first {MOST_PAGES} of {pages} figures are drawn; choose others with --filter"
-    return f"Further figures of {what}", reason
-
-
-def _numbered(page: int, pages: int) -> str:
-    return f" ({page} of {pages})" if pages > 1 else ""

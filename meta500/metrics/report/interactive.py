@@ -266,7 +266,7 @@ def curves(store: Store, found: Sequence[Curve], panel: Panel) -> Spec:
                 "line": {"color": "#000000", "width": 1},
             }
             end: Spec = {"mode": "markers", "marker": broken, "showlegend": False}
-            end |= {"x": [float(x[last])], "y": [float(values[last])]}
+            end |= {"x": store.add(x[last : last + 1]), "y": store.add(values[last : last + 1])}
             data.append(trace | end | {"hovertemplate": "NaN or infinite from here on"})
     known = np.concatenate([c.values[np.isfinite(c.values)] for c in chosen])
     positive = known.size > 0 and bool((known > 0).all())

@@ -9,7 +9,7 @@ import numpy as np
 
 from meta500.metrics.plots.heatmap import HIGHEST, LOWEST, Cell
 from meta500.metrics.plots.roofline import GIGA, Limits, Point
-from meta500.metrics.plots.scaling import Study, look
+from meta500.metrics.plots.scaling import GREY, Series, Study, crowded_ranks, ideal_single, look
 from meta500.metrics.plots.style import PALETTE, number, time_unit
 from meta500.metrics.report.interactive import (
     DASHES,
@@ -22,6 +22,8 @@ from meta500.metrics.report.interactive import (
     named_axis,
     text,
 )
+
+RINGS = "model of this machine without this rank count"
 
 
 def roofline(store: Store, points: Sequence[Point], limits: Limits) -> Spec:
@@ -41,8 +43,8 @@ def roofline(store: Store, points: Sequence[Point], limits: Limits) -> Spec:
                 "type": "scatter",
                 "mode": "lines",
                 "name": words,
-                "x": x,
-                "y": [min(peak, bandwidth * at) / GIGA for at in x],
+                "x": store.add(x),
+                "y": store.add([min(peak, bandwidth * at) / GIGA for at in x]),
                 "line": {"color": "#000000", "dash": dash, "width": 1.5},
                 "hoverinfo": "name",
             }
@@ -136,7 +138,11 @@ def heatmap(cells: Sequence[Cell]) -> Spec:
 
 
 def scaling(store: Store, study: Study, kind: str) -> Spec:
-    """Step time (left) and efficiency (right) against ranks: measured points, predicted lines."""
+    """Step time (left) and efficiency (right) against ranks, with all that `draw_scaling` shows.
+
+    Points are measured, lines and rings predicted; ideal times, the rank counts that share cores, and the
+    efficiency below which a scheme does not pay with the rank count from which on it does not.
+    """
     chosen = [s for s in study.series if s.scaling == kind]
     longest = max([m.high for s in chosen for m in s.measured] + [t for s in chosen for _, t in s.predicted])
     factor, unit = time_unit(longest)
@@ -170,13 +176,73 @@ def scaling(store: Store, study: Study, kind: str) -> Spec:
             if series.predicted:
                 base = first if axis else None
                 path: Spec = {"x": [p for p, _ in series.predicted]}
-                path["y"] = [shown(t, p, base) for p, t in series.predicted]
+                path["y"] = store.add([shown(t, p, base) for p, t in series.predicted])
                 more = {"mode": "lines", "line": dashed, "showlegend": not (axis or ranks)}
                 data.append(shared | axes | more | path)
+            checked = [(m.ranks, m.checked) for m in series.measured if m.checked and m.ranks > 1]
+            if checked:
+                ring = {"color": color, "symbol": "circle-open", "size": 14}
+                rings: Spec = {"mode": "markers", "marker": ring, "showlegend": False}
+                rings |= {"x": [p for p, _ in checked]}
+                rings |= {"y": store.add([shown(t, p, single if axis else None) for p, t in checked])}
+                data.append(shared | axes | rings | {"hovertemplate": f"%{{y:.4g}}: {RINGS}"})
+            predicted = dict(series.predicted)
+            if axis and first and series.inefficient in predicted:
+                cross = {"color": color, "symbol": "x", "size": 12, "line": {"color": "#FFFFFF", "width": 1}}
+                end: Spec = {"mode": "markers", "marker": cross, "showlegend": False}
+                end |= {"x": [series.inefficient]}
+                end |= {"y": store.add([shown(predicted[series.inefficient], series.inefficient, first)])}
+                data.append(shared | axes | end | {"hovertemplate": _below(study)})
+    data += _ideal(store, chosen, kind, factor)
+    if any(m.checked and m.ranks > 1 for s in chosen for m in s.measured):
+        data.append(_entry(RINGS, {"symbol": "circle-open", "size": 12}))
+    if any(s.inefficient for s in chosen):
+        data.append(_entry(_below(study), {"symbol": "x", "size": 10}))
+    crowded = crowded_ranks(study, chosen)
+    if crowded:
+        data.append(_entry("ranks share cores", {"symbol": "square", "size": 12, "opacity": 0.25}))
     layout = base_layout(400)
+    layout["shapes"] = _shapes(study, crowded)
     log2 = {"type": "log", "dtick": math.log10(2), "automargin": True}
     layout["xaxis"] = log2 | {"title": {"text": "ranks"}, "domain": [0, 0.44]}
     layout["xaxis2"] = log2 | {"title": {"text": "ranks"}, "domain": [0.56, 1], "anchor": "y2"}
     layout["yaxis"] = axis_titled(f"time of a step ({unit})", True)
     layout["yaxis2"] = axis_titled("parallel efficiency (%)", False) | {"rangemode": "tozero", "anchor": "x2"}
     return {"data": data, "layout": layout}
+
+
+def _shapes(study: Study, crowded: tuple[float, float] | None) -> list[Spec]:
+    """The threshold of the efficiency, and the ranks that share cores."""
+    shapes: list[Spec] = []
+    if study.threshold is not None:
+        y = 100 * study.threshold
+        line: Spec = {"type": "line", "line": {"color": GREY, "width": 1, "dash": "dot"}}
+        shapes.append(line | {"xref": "x2 domain", "yref": "y2", "x0": 0, "x1": 1, "y0": y, "y1": y})
+    if crowded:
+        area: Spec = {"type": "rect", "fillcolor": GREY, "opacity": 0.12, "line": {"width": 0}}
+        area |= {"layer": "below", "x0": crowded[0], "x1": crowded[1], "y0": 0, "y1": 1}
+        shapes += [area | {"xref": f"x{axis}", "yref": f"y{axis} domain"} for axis in ("", "2")]
+    return shapes
+
+
+def _ideal(store: Store, chosen: Sequence[Series], kind: str, factor: float) -> list[Spec]:
+    """The time of one rank (weak), or its p-th part (strong), as a dashed line."""
+    single = ideal_single(chosen)
+    if single is None:
+        return []
+    ranks = {m.ranks for s in chosen for m in s.measured} | {p for s in chosen for p, _ in s.predicted}
+    ends = [1, max(ranks)]
+    line: Spec = {"type": "scatter", "mode": "lines", "name": "ideal", "xaxis": "x", "yaxis": "y"}
+    line |= {"line": {"color": GREY, "dash": "dash", "width": 1}, "x": ends}
+    line |= {"y": store.add([single * factor / (1 if kind == "weak" else p) for p in ends])}
+    return [line | {"hovertemplate": "%{y:.4g}"}]
+
+
+def _entry(name: str, marker: Spec) -> Spec:
+    """An entry of the legend alone."""
+    entry: Spec = {"type": "scatter", "mode": "markers", "name": name, "x": [None], "y": [None]}
+    return entry | {"marker": {"color": GREY} | marker, "hoverinfo": "skip"}
+
+
+def _below(study: Study) -> str:
+    return f"from here on below {100 * (study.threshold or 0):.0f} %"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tempfile
@@ -15,9 +16,11 @@ from meta500.metrics.plots.style import FORMATS as IMAGES
 from meta500.metrics.plots.style import save
 from meta500.metrics.plots.training_runs import text_filter
 from meta500.metrics.report.environments import environments_of
-from meta500.metrics.report.figures import PageFigure, figures_of
+from meta500.metrics.report.figures import figures_of
 from meta500.metrics.report.foreign import ColumnMap
+from meta500.metrics.report.interactive import Spec, Store
 from meta500.metrics.report.output import Output
+from meta500.metrics.report.page_figure import LeftOut, PageFigure, fault
 from meta500.metrics.report.run_page import RunPage, Shown, page_text
 from meta500.metrics.report.sources import Source, read_sources, rows_named_after
 from meta500.metrics.report.summary import summary_of
@@ -93,6 +96,11 @@ def write_report(request: Request) -> Report:
     images = [kind for kind in formats if kind in IMAGES]
     figures: list[PageFigure] = []
     missing: list[tuple[str, str]] = []
+    if request.figures and not (images or "html" in formats):
+        raise UserError(
+            f"figure {request.figures[0]}: the formats {', '.join(formats)} have tables only; choose html or "
+            f"one of {', '.join(IMAGES)} as well"
+        )
     if images or "html" in formats:
         figures, missing = figures_of(rows)
         for name in request.figures:
@@ -107,17 +115,21 @@ def write_report(request: Request) -> Report:
     )
     kinds = [*images, *(["svg"] if "html" in formats and "svg" not in images else [])]
     shown: list[Shown] = []
+    names: list[str] = []
+    store = Store()
     for figure in figures:
         try:
             drawn = draw(figure, kinds)
-        except UserError as problem:
-            # The rows may not suffice for one figure; the others shall be seen.
-            missing.append((figure.title, str(problem)))
+        except Exception as problem:
+            # Rows may not suffice for one figure, or hold what it cannot show; the others shall be seen.
+            missing.append((figure.title, fault(problem)))
             continue
+        names.append(figure.name)
         for kind in images:
             output.write(f"{figure.name}.{kind}", drawn[kind])
         if "html" in formats:
-            shown.append(Shown(figure, slim(drawn["svg"]), command_of(request, figure.name)))
+            spec = spec_of(figure, store, missing)
+            shown.append(Shown(figure, slim(drawn["svg"]), command_of(request, figure.name), spec))
     tables = tables_of(sources) if set(formats) - set(IMAGES) else []
     title = request.title or f"Report of {titled(sources)}"
     if "markdown" in formats:
@@ -136,13 +148,13 @@ def write_report(request: Request) -> Report:
             figures=shown,
             rows=places,
             missing=missing,
+            store=store,
         )
         output.write(PAGE, page_text(page))
     # One figure alone is made beside the others.
     removed = () if request.figures else tuple(output.remove_others([f".{kind}" for kind in images]))
-    names = tuple(figure.name for figure in figures)
     keys = tuple(table.key for table in tables)
-    return Report(tuple(output.written), names, keys, tuple(missing), notes, removed)
+    return Report(tuple(output.written), tuple(names), keys, tuple(missing), notes, removed)
 
 
 def chosen_rows(sources: Sequence[Source], texts: Sequence[str]) -> list[Source]:
@@ -196,6 +208,20 @@ def draw(figure: PageFigure, formats: Sequence[str]) -> dict[str, bytes]:
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         paths = save(figure.draw(), [Path(folder) / f"figure.{kind}" for kind in formats])
         return {path.suffix[1:]: path.read_bytes() for path in paths}
+
+
+def spec_of(figure: PageFigure, store: Store, missing: LeftOut) -> Spec | None:
+    """The figure for plotly; None where there is none, or where it cannot be made, which is said then."""
+    if figure.interactive is None:
+        return None
+    try:
+        spec = figure.interactive(store)
+        # Numbers that are not finite have no place in JSON.
+        json.dumps(spec, allow_nan=False)
+    except Exception as problem:
+        missing.append((f"{figure.title}, interactive", fault(problem)))
+        return None
+    return spec
 
 
 def slim(svg: bytes) -> bytes:

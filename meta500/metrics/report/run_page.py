@@ -21,8 +21,8 @@ from typing import Any
 
 from meta500.errors import UserError
 from meta500.metrics.report.environments import Environments
-from meta500.metrics.report.figures import PageFigure
-from meta500.metrics.report.interactive import Store
+from meta500.metrics.report.interactive import Spec, Store
+from meta500.metrics.report.page_figure import PageFigure
 from meta500.metrics.report.sources import Source
 from meta500.metrics.report.tables import DataTable
 from meta500.metrics.rows import COLUMNS, Row, csv_line, to_csv_line
@@ -41,11 +41,13 @@ class Shown:
         figure: what it is.
         svg: the static figure.
         command: shell-quoted words that make it.
+        spec: the figure for plotly; None where there is only the static one.
     """
 
     figure: PageFigure
     svg: bytes
     command: str
+    spec: Spec | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class RunPage:
         warnings: what a reader has to know first.
         rows: the rows of figures by identity, as pairs of the places of their source and of the row in it.
         missing: pairs of what is not drawn, and why.
+        store: the numbers of the figures for plotly.
     """
 
     title: str
@@ -68,6 +71,7 @@ class RunPage:
     figures: Sequence[Shown] = ()
     rows: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     missing: Sequence[tuple[str, str]] = ()
+    store: Store = field(default_factory=Store)
 
 
 def page_text(page: RunPage) -> str:
@@ -78,14 +82,9 @@ def page_text(page: RunPage) -> str:
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    store = Store()
-    specs = {
-        shown.figure.name: shown.figure.interactive(store)
-        for shown in page.figures
-        if shown.figure.interactive
-    }
+    specs = {shown.figure.name: shown.spec for shown in page.figures if shown.spec is not None}
     data = {
-        "arrays": store.arrays,
+        "arrays": page.store.arrays,
         "figures": specs,
         "rows": {shown.figure.name: ranges(page, shown.figure.rows) for shown in page.figures},
     }

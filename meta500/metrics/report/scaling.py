@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meta500.metrics.plots.scaling import Series, studies_from_rows
+from meta500.metrics.plots.scaling import Series, is_drawn, studies_from_rows
 from meta500.metrics.report.cells import Cell, Column, DataTable, named, number_cell, unit_for, without_empty
 from meta500.metrics.report.measured import Shown
 from meta500.metrics.report.sources import Source
@@ -25,7 +25,7 @@ def scaling_table(sources: Sequence[Source]) -> Shown | None:
         for study in studies_from_rows(rows):
             for series in study.series:
                 lines += [(source.name, study.title, series, ranks) for ranks in _ranks(series)]
-        shown += [row for row in rows if row.value is not None and row.phase == "training_step"]
+        shown += [row for row in rows if is_drawn(row) and row.phase == "training_step"]
     if not lines:
         return None
     times = [t for _, _, series, _ in lines for t in (*_measured(series), *_predicted(series))]
