@@ -149,7 +149,10 @@ def label(text: Any, most: int = LABEL) -> str:
 
 def shown(value: Any) -> str:
     """A value from outside, short enough for a message."""
-    text = json.dumps(value, default=str)
+    try:
+        text = json.dumps(value, default=str)
+    except RecursionError:
+        return "a value that is nested too deeply"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
