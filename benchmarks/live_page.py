@@ -6,8 +6,8 @@
     python benchmarks/live_page.py disk
 
 Each starts servers of its own in a temporary folder, prints a table and writes its figures as JSON to
-``--out``, by default live_page-NAME.json. ``uploads`` ends with 1 if anything was accepted, executed or left, or
-the server failed.
+``--out``, by default live_page-NAME.json. ``uploads`` ends with 1 if anything was accepted, executed or
+left, or the server failed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ import os
 import random
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,80 +32,10 @@ import httpx
 import numpy as np
 import psutil
 from hostile_files import KINDS, TRACE
+from live_server import LONG, Server, temporary
 
 from meta500.metrics import RunFolder, ratio_interval
 from meta500.metrics.machine import environment
-
-LONG = {"model": "mlp", "dataset": "digits", "backend": "numpy", "optimizer": "sgd", "epochs": 100_000}
-
-
-class Server:
-    """``meta500 serve`` in a process of its own; as a context manager it is stopped, with its runs, at the end.
-
-    Raises:
-        SystemExit: it does not start.
-    """
-
-    def __init__(self, runs: Path, *options: str, **more: Any) -> None:
-        self.runs = runs
-        command = [sys.executable, "-m", "meta500", "serve", "--port", "0", "--runs", str(runs), *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line.startswith("Listening on "):
-            self.process.wait()
-            sys.exit(f"the server does not start: {' '.join(command)}")
-        self.url = line.removeprefix("Listening on ").strip()
-        self.client = httpx.Client(base_url=self.url, timeout=90)
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def start(self, **setup: Any) -> str:
-        """Start a run and give its identifier."""
-        answer = self.client.post("/api/runs", json={**LONG, **setup})
-        answer.raise_for_status()
-        return str(answer.json()["id"])
-
-    def wait(self, job: str, *states: str) -> dict[str, Any]:
-        """The run, as soon as it is in one of ``states``."""
-        while True:
-            run: dict[str, Any] = self.client.get(f"/api/runs/{job}").json()
-            if run["state"] in states:
-                return run
-            time.sleep(0.1)
-
-    def training(self, job: str) -> None:
-        """Wait until the run has made steps."""
-        while not (self.client.get(f"/api/runs/{job}").json()["snapshot"] or {}).get("series"):
-            time.sleep(0.1)
-
-    def pid(self, job: str) -> int:
-        """The process of a run."""
-        return int(json.loads((self.runs / ".serve" / "jobs" / f"{job}.json").read_text())["pid"])
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.process.wait()
-        self.client.close()
-
-    def stop(self) -> None:
-        """Ctrl-C, which ends the runs too; those of a server that is dead or does not end are killed."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(60)
-        self.kill()
-        for path in (self.runs / ".serve" / "jobs").glob("*.json"):
-            facts = json.loads(path.read_text())
-            if facts["pid"] and facts["state"] in ("starting", "running"):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(facts["pid"], signal.SIGKILL)
-
 
 # -- clients ------------------------------------------------------------------------------------------
 
@@ -115,8 +43,8 @@ class Server:
 def clients(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Step times of one run in alternating segments, with and without pages that watch it.
 
-    Beside the times of the steps alone: steps per second of wall time, in which the time between the steps counts
-    too, such as that of tickers, of writing files and of getting data.
+    Beside the times of the steps alone: steps per second of wall time, in which the time between the steps
+    counts too, such as that of tickers, of writing files and of getting data.
     """
     with Server(folder) as live:
         job = live.start(
@@ -263,11 +191,12 @@ def uploads(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for name, found in codes.items():
         print(f"{name:22} " + ", ".join(f"{code}: {count}" for code, count in sorted(found.items())))
     verdict = judged(codes, executed=Path(TRACE).exists(), left=len(left), alive=alive)
+    executed = "something was executed" if verdict["executed"] else "nothing was executed"
     print(
-        f"{options.files} files: {verdict['accepted']} accepted, {verdict['server_errors']} errors of the server, "
-        f"{len(left)} files left; {'something was executed' if verdict['executed'] else 'nothing was executed'}; "
-        f"the server {'lives' if alive else 'is dead'}; memory {before / 2**20:.0f} MiB before, at most "
-        f"{peak / 2**20:.0f} MiB; median {1e3 * float(np.median(seconds)):.0f} ms"
+        f"{options.files} files: {verdict['accepted']} accepted, {verdict['server_errors']} errors of the "
+        f"server, {len(left)} files left; {executed}; the server {'lives' if alive else 'is dead'}; memory "
+        f"{before / 2**20:.0f} MiB before, at most {peak / 2**20:.0f} MiB; median "
+        f"{1e3 * float(np.median(seconds)):.0f} ms"
     )
     return {
         "files": options.files,
@@ -409,16 +338,6 @@ def _fill(path: Path) -> None:
 
 
 # -- all ----------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def temporary() -> Iterator[Path]:
-    """A folder that is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="meta500-live-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:

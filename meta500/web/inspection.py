@@ -33,18 +33,20 @@ def main() -> None:
     try:
         answer = TASKS[request["task"]](request)
     except UserError as error:
-        text = str(error)
-        if request.get("path"):
-            text = text.replace(request["path"], request["shown"])
-        answer = {"problem": text}
+        answer = {"problem": _told(str(error), request)}
     except MemoryError:
         answer = {"problem": "needs more memory than this server allows"}
     except RecursionError:
         answer = {"problem": "is nested too deeply"}
     except Exception as error:  # a fault here, or in a library: told as what it is
-        answer = {"crash": f"{type(error).__name__}: {error}"[:_LONG]}
+        answer = {"crash": _told(f"{type(error).__name__}: {error}", request)[:_LONG]}
     with open(answer_to, "w", encoding="utf-8") as out:
         json.dump(answer, out)
+
+
+def _told(text: str, request: Mapping[str, Any]) -> str:
+    """A message with the name of the file for people in place of its path."""
+    return text.replace(request["path"], request["shown"]) if request.get("path") else text
 
 
 def restrict(memory: int, seconds: int, files: int) -> None:
