@@ -144,7 +144,7 @@ def label(text: Any, most: int = LABEL) -> str:
     """
     if not isinstance(text, str):
         raise UserError(f"label must be text, got {shown(text)}")
-    return "".join(c if c.isprintable() else " " for c in text[: 4 * most]).strip()[:most]
+    return "".join(c if c.isprintable() else " " for c in text[: 4 * most]).strip()[:most].strip()
 
 
 def shown(value: Any) -> str:

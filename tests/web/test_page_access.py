@@ -24,6 +24,8 @@ from tests.web.page import (  # noqa: F401  (two are fixtures)
 
 def test_the_keyboard_alone_is_enough(visit):
     page = visit()
+    start(page, "ranked", epochs=1)  # the table is there as soon as a run has finished
+    in_state(page, "ranked", "^finished$")
     fill(page, "typed")
     page.reload()  # what was filled in stays, and the keyboard begins at the top
     ready(page)

@@ -208,18 +208,44 @@ def test_run_that_is_killed(inside, tmp_path, long):
     assert RunFolder.open(tmp_path / "runs" / job).status == "interrupted"
 
 
-def test_full_disk(server, tmp_path, small):
-    """No file above 24 kB: rows.csv is cut off, the run is listed as failed, and the server goes on."""
+def test_full_disk(inside, monkeypatch, small):
+    """No file of the run above 24 kB: rows.csv is cut off, the run is listed as failed, and the server goes on."""
     import resource
+    from functools import partial
+    from types import SimpleNamespace
+
+    from meta500.web import processes
 
     def little():
         resource.setrlimit(resource.RLIMIT_FSIZE, (24_000, 24_000))
 
-    live = server(preexec_fn=little)
-    run = live.wait(live.start({**small, "epochs": 30}), "failed")
-    assert "cannot be written" in run["message"]
-    run = live.wait(live.start(small), "finished", "failed")
+    limited = partial(processes.subprocess.Popen, preexec_fn=little)
+    live = inside()
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "subprocess", SimpleNamespace(Popen=limited, DEVNULL=-3))
+        run = live.wait(live.start({**small, "epochs": 30}), "failed")
+        assert "cannot be written" in run["message"]
+    run = live.wait(live.start(small), "finished")
     assert live.get("/api/runs")["runs"][0]["id"] == run["id"]
+
+
+def test_a_job_file_that_cannot_be_written_is_written_later(served, monkeypatch, small):
+    from meta500.errors import UserError
+    from meta500.web import manager as module
+    from meta500.web.jobs import Job
+
+    _, page = served()
+    job = Job(module.new_job(), {}, "", "mlp", module.now(), "running")
+    page.manager.jobs[job.id] = job
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "save", lambda *_: (_ for _ in ()).throw(UserError("the disk is full")))
+        page.manager._save(job)
+    assert not page.storage.job(job.id).exists()
+    monkeypatch.setattr(module, "AGAIN", 0.0)
+    deadline = time.monotonic() + 10
+    while not page.storage.job(job.id).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_token_where_others_can_reach_it(server):
