@@ -30,7 +30,8 @@ def serve(
     max_memory: Annotated[
         float | None,
         typer.Option(
-            help="GiB of memory of one run, and of its check before. Default: 4/5 of the machine's, divided by --max-running.",
+            help="GiB of memory of one run, and of the check before it. "
+            "Default: 4/5 of the machine's, divided by --max-running.",
             show_default=False,
         ),
     ] = None,
