@@ -6,6 +6,8 @@ import io
 import os
 import pickle
 import random
+import secrets
+import tempfile
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +17,9 @@ from onnx import TensorProto, helper
 
 import meta500
 
-# What a pickle among them would make, if anybody loaded it.
-TRACE = "/tmp/meta500-was-here"
+# What a pickle among them would make, if anybody loaded it: a new name in every process, so that nothing that
+# an earlier one left is taken for it.
+TRACE = os.path.join(tempfile.gettempdir(), f"meta500-was-here-{secrets.token_hex(8)}")
 
 
 def valid() -> bytes:

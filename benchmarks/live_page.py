@@ -6,7 +6,8 @@
     python benchmarks/live_page.py disk
 
 Each starts servers of its own in a temporary folder, prints a table and writes its figures as JSON to
-``--out``, by default live_page-NAME.json.
+``--out``, by default live_page-NAME.json. ``uploads`` ends with 1 if anything was accepted, executed or
+left, or the server failed.
 """
 
 from __future__ import annotations
@@ -19,115 +20,77 @@ import os
 import random
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
 import psutil
 from hostile_files import KINDS, TRACE
+from live_server import LONG, Server, temporary
 
 from meta500.metrics import RunFolder, ratio_interval
 from meta500.metrics.machine import environment
-
-LONG = {"model": "mlp", "dataset": "digits", "backend": "numpy", "optimizer": "sgd", "epochs": 100_000}
-
-
-class Server:
-    """``meta500 serve`` in a process of its own."""
-
-    def __init__(self, runs: Path, *options: str, **more: Any) -> None:
-        self.runs = runs
-        command = [sys.executable, "-m", "meta500", "serve", "--port", "0", "--runs", str(runs), *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)
-        assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().removeprefix("Listening on ").strip()
-        self.client = httpx.Client(base_url=self.url, timeout=90)
-
-    def start(self, **setup: Any) -> str:
-        """Start a run and give its identifier."""
-        answer = self.client.post("/api/runs", json={**LONG, **setup})
-        answer.raise_for_status()
-        return str(answer.json()["id"])
-
-    def wait(self, job: str, *states: str) -> dict[str, Any]:
-        """The run, as soon as it is in one of ``states``."""
-        while True:
-            run: dict[str, Any] = self.client.get(f"/api/runs/{job}").json()
-            if run["state"] in states:
-                return run
-            time.sleep(0.1)
-
-    def training(self, job: str) -> None:
-        """Wait until the run has made steps."""
-        while not (self.client.get(f"/api/runs/{job}").json()["snapshot"] or {}).get("series"):
-            time.sleep(0.1)
-
-    def pid(self, job: str) -> int:
-        """The process of a run."""
-        return int(json.loads((self.runs / ".serve" / "jobs" / f"{job}.json").read_text())["pid"])
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.process.wait()
-        self.client.close()
-
-    def stop(self) -> None:
-        """Ctrl-C."""
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait()
-        self.client.close()
-
 
 # -- clients ------------------------------------------------------------------------------------------
 
 
 def clients(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Step times of one run in alternating segments, with and without pages that watch it."""
-    live = Server(folder)
-    job = live.start(batch_size=options.batch, threads=options.threads, model_options={"hidden": [512, 512]})
-    live.training(job)
-    time.sleep(options.seconds)
-    segments: list[tuple[bool, float, float]] = []
-    heard = 0
-    for index in range(options.segments):
-        # Pairs in alternating order, so that a drift counts for neither.
-        watched = index % 4 in (1, 2)
-        before = _steps(live.runs / job)
-        if watched:
-            heard += asyncio.run(_watch(live.url, job, options.clients, options.seconds))
-        else:
-            time.sleep(options.seconds)
-        segments.append((watched, before, _steps(live.runs / job)))
-    time.sleep(2)
-    times = _step_times(live.runs / job)
-    live.stop()
-    # Half a second at both ends belongs to the change between the segments.
+    """Step times of one run in alternating segments, with and without pages that watch it.
+
+    Beside the times of the steps alone: steps per second of wall time, in which the time between the steps
+    counts too, such as that of tickers, of writing files and of getting data.
+    """
+    with Server(folder) as live:
+        job = live.start(
+            batch_size=options.batch, threads=options.threads, model_options={"hidden": [512, 512]}
+        )
+        live.training(job)
+        time.sleep(options.seconds)
+        segments: list[tuple[bool, Point, Point]] = []
+        heard = 0
+        for index in range(options.segments):
+            # Pairs in alternating order, so that a drift counts for neither.
+            watched = index % 4 in (1, 2)
+            before = _point(live.runs / job)
+            if watched:
+                heard += asyncio.run(_watch(live.url, job, options.clients, options.seconds))
+            else:
+                time.sleep(options.seconds)
+            segments.append((watched, before, _point(live.runs / job)))
+        time.sleep(2)
+        times = _step_times(live.runs / job)
+    # What is at both ends belongs to the change between the segments.
     found: dict[bool, list[float]] = {True: [], False: []}
     medians: dict[bool, list[float]] = {True: [], False: []}
+    rates: dict[bool, list[float]] = {True: [], False: []}
     for watched, first, last in segments:
-        steps = times[int(first) + 1 : int(last)]
+        steps = times[first.step + 1 : last.step]
         cut = len(steps) // 12
         found[watched] += list(steps[cut : len(steps) - cut])
         medians[watched].append(float(np.median(steps[cut : len(steps) - cut])))
-    ratio = ratio_interval(medians[True], medians[False])
-    pairs = [w / a for w, a in zip(medians[True], medians[False], strict=True)]
+        rates[watched].append(rate(first, last))
+    ratio = ratio_interval(medians[True], medians[False], paired=True)
+    # Of times too: seconds of wall time per step, watched / alone.
+    wall = ratio_interval(*([1 / one for one in rates[kind]] for kind in (True, False)), paired=True)
     print(
         f"{options.clients} pages heard {heard} events in {options.segments // 2} segments of "
         f"{options.seconds:g} s"
     )
     for watched, name in ((False, "nobody watches"), (True, f"{options.clients} pages watch")):
         steps = found[watched]
-        print(f"{name:20} {1e3 * float(np.median(steps)):8.3f} ms per step (median of {len(steps)})")
-    print(f"ratio of segment medians {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]")
+        print(
+            f"{name:20} {1e3 * float(np.median(steps)):8.3f} ms per step (median of {len(steps)}), "
+            f"{float(np.median(rates[watched])):.1f} steps per second of wall time"
+        )
+    told = (("time of a step", ratio), ("wall time per step", wall))
+    for name, one in told:
+        print(f"{name}: ratio of paired segments {one.value:.4f} [{one.low:.4f}, {one.high:.4f}]")
     return {
         "clients": options.clients,
         "events": heard,
@@ -137,14 +100,37 @@ def clients(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "median_watched": float(np.median(found[True])),
         "segment_medians_alone": medians[False],
         "segment_medians_watched": medians[True],
-        "pairs": pairs,
+        "pairs": [w / a for w, a in zip(medians[True], medians[False], strict=True)],
         "ratio": [ratio.value, ratio.low, ratio.high],
+        "steps_per_second_alone": rates[False],
+        "steps_per_second_watched": rates[True],
+        "wall_ratio": [wall.value, wall.low, wall.high],
+        "confidence": ratio.confidence,
     }
 
 
-def _steps(run: Path) -> float:
-    """Steps so far, as the run says itself."""
-    return float(json.loads((run / "progress.json").read_text())["step"])
+class Point(NamedTuple):
+    """Where a run is: steps made, and seconds of wall time since its start, of the same moment."""
+
+    step: int
+    seconds: float
+
+
+def _point(run: Path) -> Point:
+    """Where it is, as it says itself, at most half a second ago."""
+    progress = json.loads((run / "progress.json").read_text())
+    return Point(int(progress["step"]), float(progress["seconds"]))
+
+
+def rate(first: Point, last: Point) -> float:
+    """Steps per second of wall time between two points.
+
+    Raises:
+        SystemExit: there is no step between them.
+    """
+    if last.step <= first.step or last.seconds <= first.seconds:
+        sys.exit("no step was made in a segment: take longer ones with --seconds")
+    return (last.step - first.step) / (last.seconds - first.seconds)
 
 
 def _step_times(run: Path) -> np.ndarray:
@@ -179,47 +165,72 @@ async def _watch(url: str, job: str, count: int, seconds: float) -> int:
 
 
 def uploads(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Files of many kinds that are no models to train; each must be refused, and the server must live."""
-    live = Server(folder)
-    live.client.get("/api/choices")
-    server = psutil.Process(live.process.pid)
-    before = server.memory_info().rss
-    draw = random.Random(options.seed)
-    codes: dict[str, Counter[int]] = {name: Counter() for name in KINDS}
-    seconds: list[float] = []
-    peak = before
-    names = sorted(KINDS)
-    for index in range(options.files):
-        name = names[index % len(names)]
-        begin = time.perf_counter()
-        file = ("../../" + name + "\n<img src=x>.onnx", KINDS[name](draw))
-        answer = live.client.post("/api/uploads", files={"file": file})
-        seconds.append(time.perf_counter() - begin)
-        codes[name][answer.status_code] += 1
-        peak = max(peak, server.memory_info().rss)
-    left = list((folder / ".serve" / "uploads").iterdir())
-    alive = live.client.get("/api/runs").status_code == 200
-    accepted = sum(count for found in codes.values() for code, count in found.items() if code < 400)
-    failed = sum(count for found in codes.values() for code, count in found.items() if code >= 500)
+    """Files of many kinds that are no models to train; each must be refused, and the server must live.
+
+    ``bad`` of what it gives says what went wrong, in words; it is empty where nothing did.
+    """
+    with Server(folder) as live:
+        live.client.get("/api/choices")
+        server = psutil.Process(live.process.pid)
+        before = server.memory_info().rss
+        draw = random.Random(options.seed)
+        codes: dict[str, Counter[int]] = {name: Counter() for name in KINDS}
+        seconds: list[float] = []
+        peak = before
+        names = sorted(KINDS)
+        for index in range(options.files):
+            name = names[index % len(names)]
+            begin = time.perf_counter()
+            file = ("../../" + name + "\n<img src=x>.onnx", KINDS[name](draw))
+            answer = live.client.post("/api/uploads", files={"file": file})
+            seconds.append(time.perf_counter() - begin)
+            codes[name][answer.status_code] += 1
+            peak = max(peak, server.memory_info().rss)
+        left = list((folder / ".serve" / "uploads").iterdir())
+        alive = live.client.get("/api/runs").status_code == 200
     for name, found in codes.items():
         print(f"{name:22} " + ", ".join(f"{code}: {count}" for code, count in sorted(found.items())))
+    verdict = judged(codes, executed=Path(TRACE).exists(), left=len(left), alive=alive)
+    executed = "something was executed" if verdict["executed"] else "nothing was executed"
     print(
-        f"{options.files} files: {accepted} accepted, {failed} errors of the server, {len(left)} files left; "
-        f"the server {'lives' if alive else 'is dead'}; memory {before / 2**20:.0f} MiB before, at most "
-        f"{peak / 2**20:.0f} MiB; median {1e3 * float(np.median(seconds)):.0f} ms"
+        f"{options.files} files: {verdict['accepted']} accepted, {verdict['server_errors']} errors of the "
+        f"server, {len(left)} files left; {executed}; the server {'lives' if alive else 'is dead'}; memory "
+        f"{before / 2**20:.0f} MiB before, at most {peak / 2**20:.0f} MiB; median "
+        f"{1e3 * float(np.median(seconds)):.0f} ms"
     )
-    live.stop()
     return {
         "files": options.files,
-        "accepted": accepted,
-        "server_errors": failed,
-        "left": len(left),
-        "alive": alive,
+        **verdict,
         "rss_before": before,
         "rss_peak": peak,
         "median_seconds": float(np.median(seconds)),
         "codes": {name: {str(code): count for code, count in found.items()} for name, found in codes.items()},
-        "executed": Path(TRACE).exists(),
+    }
+
+
+def judged(
+    codes: Mapping[str, Mapping[int, int]], *, executed: bool, left: int, alive: bool
+) -> dict[str, Any]:
+    """Numbers of what must not be, by the answers' statuses; ``bad`` has them in words."""
+    counted: Counter[int] = Counter()
+    for found in codes.values():
+        counted.update(found)
+    accepted = sum(count for code, count in counted.items() if code < 400)
+    failed = sum(count for code, count in counted.items() if code >= 500)
+    wrong = {
+        f"{accepted} files were accepted": accepted,
+        "a file was executed": executed,
+        f"{failed} answers were errors of the server": failed,
+        f"{left} files were left behind": left,
+        "the server is dead": not alive,
+    }
+    return {
+        "accepted": accepted,
+        "server_errors": failed,
+        "executed": executed,
+        "left": left,
+        "alive": alive,
+        "bad": [words for words, there in wrong.items() if there],
     }
 
 
@@ -228,27 +239,27 @@ def uploads(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def restart(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """kill -9 of the server in the middle of a run, again and again; the run must not notice."""
-    live = Server(folder)
-    job = live.start()
-    live.training(job)
-    process = live.pid(job)
     gaps: list[float] = []
     steps: list[float] = []
-    for _ in range(options.kills):
-        begin = _steps(folder / job)
-        live.kill()
-        time.sleep(1.0)
-        start = time.perf_counter()
-        live = Server(folder)
-        run = live.client.get(f"/api/runs/{job}").json()
-        gaps.append(time.perf_counter() - start)
-        assert run["state"] == "running" and psutil.pid_exists(process), run
-        time.sleep(1.5)
-        steps.append(_steps(folder / job) - begin)
-    live.client.post(f"/api/runs/{job}/stop")
-    run = live.wait(job, "stopped", "interrupted", "failed", "finished")
-    times = _step_times(folder / job)
-    live.stop()
+    with contextlib.ExitStack() as stack:
+        live = stack.enter_context(Server(folder))
+        job = live.start()
+        live.training(job)
+        process = live.pid(job)
+        for _ in range(options.kills):
+            begin = _point(folder / job).step
+            live.kill()
+            time.sleep(1.0)
+            start = time.perf_counter()
+            live = stack.enter_context(Server(folder))
+            run = live.client.get(f"/api/runs/{job}").json()
+            gaps.append(time.perf_counter() - start)
+            assert run["state"] == "running" and psutil.pid_exists(process), run
+            time.sleep(1.5)
+            steps.append(_point(folder / job).step - begin)
+        live.client.post(f"/api/runs/{job}/stop")
+        run = live.wait(job, "stopped", "interrupted", "failed", "finished")
+        times = _step_times(folder / job)
     print(
         f"{options.kills} kills: the run went on each time by {min(steps):.0f} steps or more; found again "
         f"after {float(np.median(gaps)):.2f} s (median); at the end {run['state']} with {len(times)} steps"
@@ -277,27 +288,27 @@ def disk(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         def little() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
 
-        live = Server(folder, preexec_fn=little)
         found["way"] = "RLIMIT_FSIZE"
+        server = Server(folder, preexec_fn=little)
     else:
-        live = Server(way)
         found["way"] = "tmpfs"
-    job = live.start(batch_size=1)
-    if way is not None:
-        live.training(job)
-        _fill(way / "filler")
-        refused = live.client.post("/api/runs", json=LONG)
-        print(f"starting: {refused.status_code} {refused.json()['error']}")
-        found["refused"] = [refused.status_code, refused.json()["error"]]
-    run = live.wait(job, "failed", "finished", "interrupted")
-    print(f"the run: {run['state']}: {run['message']}")
-    found |= {"state": run["state"], "message": run["message"]}
-    if way is not None:
-        (way / "filler").unlink()
-    again = live.wait(live.start(epochs=1), "finished", "failed")
-    print(f"the next run, with space again: {again['state']}")
-    found["next"] = again["state"]
-    live.stop()
+        server = Server(way)
+    with server as live:
+        job = live.start(batch_size=1)
+        if way is not None:
+            live.training(job)
+            _fill(way / "filler")
+            refused = live.client.post("/api/runs", json=LONG)
+            print(f"starting: {refused.status_code} {refused.json()['error']}")
+            found["refused"] = [refused.status_code, refused.json()["error"]]
+        run = live.wait(job, "failed", "finished", "interrupted")
+        print(f"the run: {run['state']}: {run['message']}")
+        found |= {"state": run["state"], "message": run["message"]}
+        if way is not None:
+            (way / "filler").unlink()
+        again = live.wait(live.start(epochs=1), "finished", "failed")
+        print(f"the next run, with space again: {again['state']}")
+        found["next"] = again["state"]
     return found
 
 
@@ -329,16 +340,6 @@ def _fill(path: Path) -> None:
 # -- all ----------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def temporary() -> Iterator[Path]:
-    """A folder that is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="meta500-live-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def main() -> None:
     """Run one subcommand."""
     parser = argparse.ArgumentParser(
@@ -368,6 +369,8 @@ def main() -> None:
         json.dumps({"name": options.name, **found, "environment": environment()}, indent=2, default=str)
     )
     print(f"Figures: {out}")
+    if found.get("bad"):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

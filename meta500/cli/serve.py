@@ -18,7 +18,10 @@ def serve(
         Path | None, typer.Option(help="Demand the token in this file, which only you may read.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Further name by which browsers call the server.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Further name by which browsers call it, as a proxy; demands a token."
+        ),
     ] = None,
     max_upload: Annotated[float, typer.Option(help="MiB of an uploaded file.")] = 200,
     max_uploads: Annotated[int, typer.Option(help="Uploaded files that are kept.")] = 50,
@@ -27,7 +30,8 @@ def serve(
     max_memory: Annotated[
         float | None,
         typer.Option(
-            help="GiB of memory of one run. Default: 4/5 of the machine's, divided by --max-running.",
+            help="GiB of memory of one run, and of the check before it. "
+            "Default: 4/5 of the machine's, divided by --max-running.",
             show_default=False,
         ),
     ] = None,

@@ -27,7 +27,7 @@ from meta500.web import setups
 from meta500.web.archive import zipped
 from meta500.web.feed import Feed
 from meta500.web.guard import Guard
-from meta500.web.inspectors import Inspectors
+from meta500.web.inspectors import CHECK, Inspectors
 from meta500.web.limits import Limits
 from meta500.web.manager import Manager
 from meta500.web.ranking import TARGET, ranking
@@ -54,7 +54,8 @@ class Page:
 
     def __init__(self, storage: Storage, limits: Limits) -> None:
         self.storage, self.limits = storage, limits
-        self.inspectors = Inspectors()
+        # A check before a run makes what the run makes, within the same bound.
+        self.inspectors = Inspectors(memory=limits.memory or CHECK)
         self.feed = Feed(limits)
         self.manager = self.feed.manager = Manager(storage, limits, self.feed.changed)
         self.uploads = Uploads(storage, limits, self.inspectors, self.manager.uses)
@@ -64,15 +65,18 @@ class Page:
     async def lifespan(self, _: Any) -> AsyncIterator[None]:
         """Find what an earlier server left, and follow it as long as this one lives."""
         self.manager.recover()
-        tasks = [asyncio.create_task(self.manager.follow()), asyncio.create_task(self.feed.run())]
+        following = asyncio.create_task(self.manager.follow())
+        telling = asyncio.create_task(self.feed.run())
         self._choices = asyncio.create_task(self._offer())
         try:
             yield
         finally:
             self.feed.close()
-            for task in (*tasks, self._choices):
-                task.cancel()
-            await asyncio.gather(*tasks, self._choices, return_exceptions=True)
+            telling.cancel()
+            self._choices.cancel()
+            # Not cancelled: a process that is just being started would be known to nobody.
+            self.manager.close()
+            await asyncio.gather(following, telling, self._choices, return_exceptions=True)
 
     async def choices(self) -> dict[str, Any]:
         """What can be chosen on this machine; found out once."""
@@ -82,7 +86,7 @@ class Page:
         return await asyncio.shield(task)
 
     async def _offer(self) -> dict[str, Any]:
-        found = await self.inspectors.ask("choices", "what is installed")
+        found = await self.inspectors.ask("choices", "what is installed", memory=CHECK)
         limits = {
             "max_upload": self.limits.upload,
             "max_running": self.limits.running,
@@ -108,7 +112,7 @@ class Page:
         setup = setups.checked(posted, await self.choices())
         upload = setup["upload"]
         model = setup["model"] if upload is None else self.uploads.name(upload)
-        path = None if upload is None else str(self.storage.upload(upload))
+        path = None if upload is None else str(self.storage.uploaded(upload))
         await self.inspectors.ask("setup", "the run", setup=setup, path=path, shown=model)
         job = self.manager.add(setup, model)
         return JSONResponse(

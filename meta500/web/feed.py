@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -17,7 +18,7 @@ from http import HTTPStatus
 from typing import Any
 
 from meta500.errors import UserError
-from meta500.metrics.live import LiveRun
+from meta500.metrics.live import LiveRun, plain
 from meta500.web.jobs import FINAL, Job
 from meta500.web.limits import Limits
 from meta500.web.manager import Manager
@@ -28,6 +29,7 @@ INTERVAL = 0.5
 _QUEUE = 120
 # Readers of runs that are over are kept for so many.
 _KEPT = 32
+_LOG = logging.getLogger("meta500.web")
 
 
 class Listener:
@@ -61,6 +63,7 @@ class Reader:
         live: None until there is a run folder.
         mark: up to where listeners have been told.
         progress: of the run, ready for JSON; None before there is any.
+        over: whether all was read of a run that is over.
         asked: when somebody wanted it last.
         text: everything as JSON, until something is new.
     """
@@ -69,6 +72,7 @@ class Reader:
         self.live: LiveRun | None = None
         self.mark = 0
         self.progress: Any = None
+        self.over = False
         self.asked = -1.0
         self.text: str | None = None
 
@@ -109,9 +113,15 @@ class Feed:
 
     async def run(self) -> None:
         """Read and tell twice per second while somebody listens, until cancelled."""
+        said = ""
         while True:
             if self._listeners:
-                await self.refresh()
+                try:
+                    await self.refresh()
+                except Exception as error:
+                    if said != repr(error):  # once, not twice per second
+                        _LOG.exception("telling what is new")
+                    said = repr(error)
                 left = self._refreshed + INTERVAL - time.monotonic()
                 await asyncio.sleep(max(0.01, left))
             else:
@@ -127,19 +137,26 @@ class Feed:
                 return
             self._refreshed = time.monotonic()
             news: dict[str, str | None] = {}
-            for job in list(self.manager.jobs.values()):
-                if job.state not in ("queued", *FINAL) or job.id in self._dirty:
-                    news |= await self._read(job)
-            told = {*news, *self._dirty} & self.manager.jobs.keys()
-            self._dirty.clear()
-            if told:
-                self._tell([self.manager.jobs[name] for name in self.manager.jobs if name in told], news)
+            # What changes from here on, while others are read, is read again and told with the next messages.
+            dirty, self._dirty = self._dirty, set()
+            try:
+                for job in list(self.manager.jobs.values()):
+                    if job.state not in ("queued", *FINAL) or job.id in dirty:
+                        news |= await self._read(job)
+                told = {*news, *dirty} & self.manager.jobs.keys()
+                if told:
+                    self._tell([self.manager.jobs[name] for name in self.manager.jobs if name in told], news)
+            except BaseException:
+                self._dirty |= dirty
+                raise
 
     async def _read(self, job: Job) -> dict[str, str | None]:
         """``{id: what is new, as JSON}``; empty where nothing is."""
         reader = self._readers.setdefault(job.id, Reader())
         reader.asked = time.monotonic()
+        over = job.state in FINAL  # asked before reading: what comes after it is read the next time
         new = await asyncio.to_thread(self._polled, job, reader)
+        reader.over = over
         return {} if new is None else {job.id: new}
 
     def _polled(self, job: Job, reader: Reader) -> str | None:
@@ -149,7 +166,7 @@ class Feed:
                 return None
         elif not reader.live.poll():
             return None
-        news = reader.live.since(reader.mark)
+        news = _since(reader.live, reader.mark)
         reader.mark, reader.progress, reader.text = news["mark"], news["progress"], None
         return _json(news)
 
@@ -177,7 +194,7 @@ class Feed:
         if live is None:
             return "null"
         if reader.text is None:
-            reader.text = await asyncio.to_thread(lambda: _json(live.snapshot()))
+            reader.text = await asyncio.to_thread(lambda: _json(_since(live, 0)))
         self._forget()
         return reader.text
 
@@ -227,7 +244,7 @@ class Feed:
             message = groups[key]
             if message is not None:
                 listener.put(message)
-            if listener.single and self.manager.jobs[listener.ids[0]].state in FINAL:
+            if listener.single and listener.ids[0] in summaries and self._readers[listener.ids[0]].over:
                 job = self.manager.jobs[listener.ids[0]]
                 listener.put(event("end", self._mark(listener.ids), _json(self.summary(job))))
                 listener.put(None)
@@ -268,13 +285,13 @@ class Feed:
         await self.refresh()
         async with self._lock:
             first = await self._first(listener, last)
+            over = single and self._readers[ids[0]].over
             self._listeners.append(listener)
         try:
             self._wake.set()
             yield first
-            job = self.manager.jobs[listener.ids[0]] if single else None
-            if job is not None and job.state in FINAL and listener.queue.empty():
-                yield event("end", self._mark(listener.ids), _json(self.summary(job)))
+            if over:
+                yield event("end", self._mark(ids), _json(self.summary(self.manager.jobs[ids[0]])))
                 return
             while not self._closed or not listener.queue.empty():
                 message = await listener.queue.get()
@@ -291,7 +308,7 @@ class Feed:
         for name, job in jobs.items():
             reader = self._readers.get(name)
             if known is not None and reader is not None and reader.live is not None:
-                curves[name] = _json(await asyncio.to_thread(reader.live.since, known[name]))
+                curves[name] = _json(await asyncio.to_thread(_since, reader.live, known[name]))
             else:
                 curves[name] = await self.snapshot(job)
         kind = "snapshot" if known is None else "update"
@@ -321,6 +338,11 @@ class Feed:
 def event(kind: str, number: str, data: str) -> bytes:
     """One server-sent event; ``data`` is JSON, which has no line breaks."""
     return f"id: {number}\nevent: {kind}\ndata: {data}\n\n".encode()
+
+
+def _since(live: LiveRun, mark: int) -> dict[str, Any]:
+    """`LiveRun.since` with ``last``, the newest point of every curve, which a long one may not have kept."""
+    return {**live.since(mark), "last": {name: list(map(plain, point)) for name, point in live.last.items()}}
 
 
 def _json(value: Any) -> str:

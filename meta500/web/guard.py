@@ -120,12 +120,10 @@ class Guard:
         changing = method not in _SAFE
         origin = headers.get("origin")
         if origin is not None and (changing or path.startswith("/api/")):
-            there = urlsplit(origin) if len(origin) < 300 else urlsplit("")
+            scheme, place = _split(origin)
             # A form sent by a page without referrer has the origin "null"; the browser vouches for it then.
             vouched = origin == "null" and headers.get("sec-fetch-site") == "same-origin"
-            if not vouched and (
-                there.scheme not in ("http", "https") or there.netloc.lower() != hosts[0].lower()
-            ):
+            if not vouched and (scheme not in ("http", "https") or place != hosts[0].lower()):
                 return "requests from pages of other origins are refused"
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and (
             changing or path.startswith("/api/")
@@ -162,6 +160,15 @@ class Guard:
         return answer
 
 
+def _split(origin: str) -> tuple[str, str]:
+    """Scheme and place of an origin; empty where it is none."""
+    try:
+        found = urlsplit(origin if len(origin) < 300 else "")
+    except ValueError:
+        return "", ""
+    return found.scheme, found.netloc.lower()
+
+
 def _same(given: str, wanted: str) -> bool:
     """Comparison in a time that tells nothing about where they differ."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode())
@@ -180,5 +187,8 @@ async def _form(request: Request) -> dict[str, str]:
         body += part
         if len(body) > _TOKEN_BODY:
             return {}
-    fields = parse_qs(body.decode("latin-1"), max_num_fields=8) if body else {}
+    try:
+        fields = parse_qs(body.decode("latin-1"), max_num_fields=8)
+    except ValueError:  # more fields
+        return {}
     return {name: values[0] for name, values in fields.items()}

@@ -20,31 +20,38 @@ from meta500.web.setups import DEFAULTS, HIDDEN, NAME, OPTIONS
 
 # Names of values and operators of one model that are told.
 _FEW = 200
+# Characters of an unexpected error that are told.
+_LONG = 500
 
 
 def main() -> None:
     """Do the one task that standard input asks for."""
     request = json.load(sys.stdin)
-    restrict(request["memory"], request["seconds"])
+    restrict(request["memory"], request["seconds"], request.get("files", 0))
     answer_to = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no part of the answer
     try:
         answer = TASKS[request["task"]](request)
     except UserError as error:
-        text = str(error)
-        if request.get("path"):
-            text = text.replace(request["path"], request["shown"])
-        answer = {"problem": text}
+        answer = {"problem": _told(str(error), request)}
     except MemoryError:
         answer = {"problem": "needs more memory than this server allows"}
     except RecursionError:
         answer = {"problem": "is nested too deeply"}
+    except Exception as error:  # a fault here, or in a library: told as what it is
+        answer = {"crash": _told(f"{type(error).__name__}: {error}", request)[:_LONG]}
     with open(answer_to, "w", encoding="utf-8") as out:
         json.dump(answer, out)
 
 
-def restrict(memory: int, seconds: int) -> None:
-    """Bound what this process can take: bytes of data, seconds of computing, no files, no core dump."""
+def _told(text: str, request: Mapping[str, Any]) -> str:
+    """A message with the name of the file for people in place of its path."""
+    return text.replace(request["path"], request["shown"]) if request.get("path") else text
+
+
+def restrict(memory: int, seconds: int, files: int) -> None:
+    """Bound what this process can take: bytes of data, seconds of computing, bytes of a file that it writes
+    (0: it writes none), no core dump."""
     import resource
 
     with contextlib.suppress(OSError):
@@ -52,7 +59,7 @@ def restrict(memory: int, seconds: int) -> None:
     limits = {
         resource.RLIMIT_DATA: memory,
         resource.RLIMIT_CPU: seconds,
-        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_FSIZE: files,
         resource.RLIMIT_CORE: 0,
     }
     for what, most in limits.items():

@@ -13,6 +13,10 @@ from meta500.web.storage import JOB, write_json
 ACTIVE = ("starting", "running")
 FINAL = ("finished", "failed", "interrupted", "stopped")
 STATES = ("queued", *ACTIVE, *FINAL)
+# What the page and the ranking read of a setup and of results.
+_SETUP = {"dataset": str, "backend": str, "optimizer": str, "native": bool}
+_NUMBERS = ("accuracy", "best_accuracy", "loss", "seconds")
+_WORDS = (None, "NaN", "Infinity", "-Infinity")
 
 
 @dataclass
@@ -65,15 +69,32 @@ class Job:
         """
         try:
             content = json.loads(path.read_bytes())
+            json.dumps(content, allow_nan=False)  # what cannot be told must not be listed
             known = {entry.name for entry in fields(cls)}
             job = cls(**{key: value for key, value in content.items() if key in known})
             fits = JOB.fullmatch(job.id) and path.stem == job.id and job.state in STATES
-            fits = fits and isinstance(job.setup, dict) and isinstance(job.pid, int | None)
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            fits = fits and job.sound()
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{path}: is no job: {error}") from None
         if not fits:
             raise UserError(f"{path}: is damaged")
         return job
+
+    def sound(self) -> bool:
+        """Whether every field is what it says; the file may have been written by anybody."""
+        texts = (self.label, self.model, self.created, self.message)
+        return (
+            all(isinstance(text, str) for text in texts)
+            and all(isinstance(text, str | None) for text in (self.started, self.ended))
+            and isinstance(self.pid, int | None)
+            and (self.pid is None or self.pid > 0)
+            and isinstance(self.birth, float | int | None)
+            and isinstance(self.stopping, bool)
+            and isinstance(self.setup, dict)
+            and all(isinstance(self.setup.get(key), kind) for key, kind in _SETUP.items())
+            and isinstance(self.setup.get("upload"), str | None)
+            and (self.results is None or _are_results(self.results))
+        )
 
     def summary(self, position: int | None, progress: Any) -> dict[str, Any]:
         """What the page shows of it; ``position`` in the queue, ``progress`` of its run."""
@@ -90,3 +111,21 @@ class Job:
             "progress": progress,
             "message": self.message,
         }
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number as `plain` gives it, or None."""
+    return value in _WORDS if isinstance(value, str | None) else isinstance(value, int | float)
+
+
+def _are_results(found: Any) -> bool:
+    if not isinstance(found, dict) or not isinstance(found.get("epochs"), int):
+        return False
+    pairs = found.get("improvements")
+    return (
+        all(key in found and _is_number(found[key]) for key in _NUMBERS)
+        and isinstance(found.get("progress", ""), dict | None)
+        and isinstance(pairs, list)
+        and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair)) for pair in pairs)
+        and all(isinstance(accuracy, int | float) for _, accuracy in pairs)
+    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -44,8 +46,8 @@ class Manager:
         self._processes: dict[str, Process] = {}
         self._signals: dict[str, tuple[signal.Signals, float]] = {}
         self._unsaved: dict[str, float] = {}
-        self._starting = asyncio.Lock()
-        self._closing = False
+        self._ticking = asyncio.Lock()
+        self._closing = asyncio.Event()
 
     # -- from disk ------------------------------------------------------------------------------------
 
@@ -54,15 +56,19 @@ class Manager:
 
         Jobs that waited wait again, in their order.
         """
-        for path in sorted(self.storage.jobs.glob("*.json")):
+        found: list[Job] = []
+        for path in self.storage.jobs.glob("*.json"):
             try:
-                job = Job.read(path)
+                found.append(Job.read(path))
             except UserError as error:
                 self.problems.append(str(error))
-                continue
+                _LOG.error("%s", error)
+        for job in sorted(found, key=lambda job: (job.created, job.id)):
             self.jobs[job.id] = job
             if job.state in ACTIVE and job.pid is not None:
                 self._processes[job.id] = Process(job.pid, job.birth)
+            elif job.state in ACTIVE:
+                job.state = "queued"
         waiting = {f"--out={self.storage.run(job.id)}": job for job in self._queue()}
         # A server that is killed just after it has started a process leaves a job that still seems to wait.
         for out, pid in processes.with_argument(waiting).items():
@@ -150,18 +156,28 @@ class Manager:
     # -- the loop -------------------------------------------------------------------------------------
 
     async def follow(self) -> None:
-        """Start, follow and end, until cancelled."""
-        while True:
+        """Start, follow and end, until `close`."""
+        while not self._closing.is_set():
             try:
                 await self.tick()
             except UserError as error:
                 _LOG.error("%s", error)
             except Exception:
                 _LOG.exception("following the runs")
-            await asyncio.sleep(TICK)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK):
+                    await self._closing.wait()
+
+    def close(self) -> None:
+        """Start nothing more, and let `follow` end after what it is doing."""
+        self._closing.set()
 
     async def tick(self) -> None:
         """Look at every process once, and start what may start."""
+        async with self._ticking:
+            await self._tick()
+
+    async def _tick(self) -> None:
         for job in [job for job in self.jobs.values() if job.state in ACTIVE]:
             process = self._processes.get(job.id)
             if process is None:
@@ -178,14 +194,13 @@ class Manager:
         for name, since in list(self._unsaved.items()):
             if time.monotonic() - since > AGAIN:
                 self._save(self.jobs[name])
-        async with self._starting:
-            while not self._closing and self._free() and (queue := self._queue()):
-                await self._start(queue[0])
+        while not self._closing.is_set() and self._free() and (queue := self._queue()):
+            await self._start(queue[0])
 
     async def shut(self, *, stop: bool) -> int:
         """Start nothing more; with ``stop`` interrupt what runs and wait for its end. Gives their number."""
-        self._closing = True
-        async with self._starting:
+        self.close()
+        async with self._ticking:
             active = [job for job in self.jobs.values() if job.state in ACTIVE]
         if not stop:
             return len(active)
@@ -206,11 +221,9 @@ class Manager:
 
     async def _start(self, job: Job) -> None:
         upload = job.setup.get("upload")
-        model = str(self.storage.upload(upload)) if upload else job.setup["model"]
-        words = setups.command(job.setup, model, str(self.storage.run(job.id)))
         try:
-            if upload and not Path(model).is_file():
-                raise UserError("the uploaded file is gone")
+            model = str(self.storage.uploaded(upload)) if upload else job.setup["model"]
+            words = setups.command(job.setup, model, str(self.storage.run(job.id)))
             self.storage.check_free()
             job.state, job.started = "starting", now()
             child = await asyncio.to_thread(
@@ -218,6 +231,10 @@ class Manager:
             )
         except UserError as error:
             self._end(job, "failed", str(error))
+            return
+        except Exception as error:
+            _LOG.exception("starting %s", job.id)
+            self._end(job, "failed", f"the run cannot be started: {type(error).__name__}: {error}")
             return
         job.pid, job.birth = child.pid, processes.birth(child.pid)
         self._processes[job.id] = Process(child.pid, job.birth, child)
@@ -269,11 +286,13 @@ class Manager:
         except Exception:  # whatever is in the folder, the other runs go on
             _LOG.exception("reading the results of %s", job.id)
         if job.setup.get("upload"):
-            message = message.replace(str(self.storage.upload(job.setup["upload"])), job.model)
+            place = re.escape(str(self.storage.upload(job.setup["upload"])))
+            message = re.sub(place + r"/[A-Za-z0-9_-]+\.onnx", lambda _: job.model, message)
         self._end(job, status if status in FINAL else "failed", message, tell=False)
 
     def _end(self, job: Job, state: str, message: str, *, tell: bool = True) -> None:
-        job.state, job.message, job.ended = state, message[:2000], now()
+        job.message, job.ended = message[:2000], now()
+        job.state = state  # last: who sees it finds the rest
         self._processes.pop(job.id, None)
         self._signals.pop(job.id, None)
         self._save(job)

@@ -9,6 +9,7 @@ from typing import Any
 
 from meta500.errors import UserError, choose
 from meta500.metrics.live import LiveRun, number_of, plain
+from meta500.metrics.rows import read_csv
 from meta500.web.jobs import Job
 
 METRICS = {"accuracy": True, "loss": False, "seconds": False, "time_to_accuracy": False}
@@ -27,28 +28,39 @@ def results(folder: Path) -> dict[str, Any] | None:
     except UserError:
         return None
     live.poll()
-    points = {name: series.points() for name, series in live.series.items()}
-    accuracies = points.get("accuracy", [])
     best, improvements = -math.inf, []
-    for _, seconds, value in accuracies:
+    for seconds, value in _accuracies(live):
         if value > best:
             best = value
             improvements.append([plain(seconds), value])
-    losses = points.get("test_loss", [])
+    last, counts = live.last, live.counts
     return {
-        "accuracy": plain(accuracies[-1][2]) if accuracies else None,
+        "accuracy": plain(last["accuracy"][2]) if "accuracy" in last else None,
         "best_accuracy": best if improvements else None,
-        "loss": plain(losses[-1][2]) if losses else None,
-        "seconds": plain(max((p[1] for series in points.values() for p in series), default=None)),
-        "epochs": len(losses) or len(accuracies),
+        "loss": plain(last["test_loss"][2]) if "test_loss" in last else None,
+        "seconds": plain(max((seconds for _, seconds, _ in last.values()), default=None)),
+        "epochs": counts.get("test_loss") or counts.get("accuracy", 0),
         "improvements": improvements,
         "progress": live.snapshot()["progress"],
     }
 
 
+def _accuracies(live: LiveRun) -> list[tuple[float, float]]:
+    """Seconds and accuracy of every test: from the rows where the series has not kept all of them."""
+    kept = live.series["accuracy"].points() if "accuracy" in live.series else []
+    if len(kept) == live.counts.get("accuracy", 0):
+        return [(seconds, accuracy) for _, seconds, accuracy in kept]
+    return [
+        (row.seconds or 0.0, row.value)
+        for row in read_csv(live.path / "rows.csv", [])
+        if (row.phase, row.quantity) == ("test_set", "accuracy") and row.value is not None
+    ]
+
+
 def ranking(jobs: Iterable[Job], metric: str, target: float = TARGET) -> dict[str, Any]:
     """The finished ones of ``jobs``, the best first; equal values share a rank, and those without a number,
-    such as NaN, come last without one. ``left_out`` counts the jobs that are not finished.
+    such as NaN, come last without one. ``left_out`` counts the jobs that are not finished, or have no
+    results.
 
     Raises:
         UserError: an unknown metric, or a target outside (0, 1].

@@ -38,7 +38,7 @@ class Serving:
         port: 0: any that is free.
         runs: the runs folder.
         token_file: where the token stands; None: a new one, where one is needed.
-        allow_hosts: further names by which the server may be called.
+        allow_hosts: further names by which the server may be called; with one, a token is demanded.
         keep_running: whether runs go on when the server is stopped.
     """
 
@@ -58,7 +58,8 @@ def serve(how: Serving, limits: Limits) -> None:
     """
     with contextlib.closing(Storage(how.runs)) as storage, bound(how.host, how.port) as listening:
         token = read_token(how.token_file) if how.token_file is not None else None
-        generated = token is None and not is_loopback(listening)
+        # A further name means that something stands before the server, and others reach it through that.
+        generated = token is None and (bool(how.allow_hosts) or not is_loopback(listening))
         if generated:
             token = secrets.token_urlsafe(32)
         logging.basicConfig(format="meta500: %(message)s", level=logging.WARNING, stream=sys.stderr)

@@ -144,12 +144,15 @@ def label(text: Any, most: int = LABEL) -> str:
     """
     if not isinstance(text, str):
         raise UserError(f"label must be text, got {shown(text)}")
-    return "".join(c if c.isprintable() else " " for c in text[: 4 * most]).strip()[:most]
+    return "".join(c if c.isprintable() else " " for c in text[: 4 * most]).strip()[:most].strip()
 
 
 def shown(value: Any) -> str:
     """A value from outside, short enough for a message."""
-    text = json.dumps(value, default=str)
+    try:
+        text = json.dumps(value, default=str)
+    except RecursionError:
+        return "a value that is nested too deeply"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

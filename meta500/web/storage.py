@@ -3,7 +3,7 @@
 RUNS/ID/                  the run folder of a job, written by its own process
 RUNS/.serve/jobs/ID.json  the job
 RUNS/.serve/logs/ID.log   what its process printed
-RUNS/.serve/uploads/      uploaded files
+RUNS/.serve/uploads/ID/   an uploaded file as STEM.onnx, and upload.json, what was found in it
 RUNS/.serve/lock          held while a server uses the folder
 """
 
@@ -15,6 +15,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -26,6 +27,8 @@ from meta500.web.refusals import Refusal
 
 JOB = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}", re.ASCII)
 UPLOAD = re.compile(r"[0-9a-f]{32}", re.ASCII)
+STEM = 40
+_OTHER = re.compile(r"[^A-Za-z0-9_-]+", re.ASCII)
 # Free bytes without which no run is started: its folder, plots and log need some.
 FREE = 32 * 2**20
 
@@ -48,6 +51,11 @@ class Storage:
                 raise explained(folder, error) from error
         own.chmod(0o700)
         self._lock = _locked(own / "lock")
+        for path in self.uploads.iterdir():  # what a server left that was killed
+            if path.suffix == ".part":
+                path.unlink(missing_ok=True)
+            elif UPLOAD.fullmatch(path.name) and not any(path.glob("*.onnx")):
+                shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         """Let another server use the folder."""
@@ -66,8 +74,18 @@ class Storage:
         return self.logs / f"{_matched(JOB, job)}.log"
 
     def upload(self, upload: str) -> Path:
-        """An uploaded file."""
-        return self.uploads / f"{_matched(UPLOAD, upload)}.onnx"
+        """The folder of an uploaded file."""
+        return self.uploads / _matched(UPLOAD, upload)
+
+    def uploaded(self, upload: str) -> Path:
+        """An uploaded file.
+
+        Raises:
+            UserError: it is not there any more.
+        """
+        for path in self.upload(upload).glob("*.onnx"):
+            return path
+        raise UserError("the uploaded file is gone")
 
     def check_free(self) -> None:
         """Refuse to begin anything on a disk that is full.
@@ -82,6 +100,11 @@ class Storage:
             raise Refusal(HTTPStatus.INSUFFICIENT_STORAGE, str(error))
 
 
+def stem(name: str) -> str:
+    """The part of a file's name that may be the name of a file here: ASCII letters, digits, "-" and "_"."""
+    return _OTHER.sub("-", name.removesuffix(".onnx"))[:STEM].strip("-") or "model"
+
+
 def new_job() -> str:
     """A new identifier of a job; they sort by time."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
@@ -94,7 +117,7 @@ def new_upload() -> str:
 
 def now() -> str:
     """The time, UTC, ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -1,4 +1,5 @@
-"""Files from outside: received within bounds, looked at by a process of its own, kept under random names."""
+"""Files from outside: received within bounds, looked at by a process of its own, kept in folders with
+random names."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -21,12 +23,13 @@ from meta500.web.inspectors import Inspectors
 from meta500.web.limits import GIBI, MEBI, Limits
 from meta500.web.refusals import Refusal
 from meta500.web.setups import NAME, label
-from meta500.web.storage import Storage, new_upload, now, write_json
+from meta500.web.storage import UPLOAD, Storage, new_upload, now, stem, write_json
 
 # Seconds within which the next part of a body must come.
 _PATIENCE = 30.0
 # Bytes of memory that reading one byte of a file may take.
 _EXPANSION = 5
+FACTS = "upload.json"
 _FORM, _RAW = "multipart/form-data", ("application/octet-stream", "application/x-onnx", "")
 
 
@@ -53,13 +56,16 @@ class Uploads:
             Refusal: there is no such file.
         """
         try:
-            facts = json.loads(self.storage.upload(upload).with_suffix(".json").read_bytes())
+            self.storage.uploaded(upload)
+            facts = json.loads((self.storage.upload(upload) / FACTS).read_bytes())
             found = facts["name"]
-            if facts["trainable"] is not True or not self.storage.upload(upload).is_file():
+            if facts["trainable"] is not True:
                 raise Refusal(
                     HTTPStatus.UNPROCESSABLE_ENTITY, f"{found}: cannot be trained: {facts['problem']}"
                 )
-        except (OSError, ValueError, KeyError):
+        except Refusal:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, UserError):
             raise Refusal(
                 HTTPStatus.UNPROCESSABLE_ENTITY, f"there is no uploaded file '{upload[:80]}'; upload it again"
             ) from None
@@ -76,8 +82,8 @@ class Uploads:
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "four uploads are under way; try again in a moment")
         self.storage.check_free()
         upload = new_upload()
-        path = self.storage.upload(upload)
-        partial = path.with_suffix(".part")
+        folder = self.storage.upload(upload)
+        partial = folder.with_suffix(".part")
         self._receiving += 1
         try:
             name = await self._written(request, partial)
@@ -92,10 +98,15 @@ class Uploads:
             )
             facts = {"id": upload, "name": name, "bytes": size, "received": now(), **facts}
             self._make_room()
-            write_json(path.with_suffix(".json"), facts)
-            os.replace(partial, path)
+            try:
+                folder.mkdir()
+                write_json(folder / FACTS, facts)
+                os.replace(partial, folder / f"{stem(name)}.onnx")
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
         except OSError as error:
-            raise Refusal(HTTPStatus.INSUFFICIENT_STORAGE, str(explained(path, error))) from None
+            raise Refusal(HTTPStatus.INSUFFICIENT_STORAGE, str(explained(folder, error))) from None
         finally:
             self._receiving -= 1
             with contextlib.suppress(OSError):
@@ -137,11 +148,11 @@ class Uploads:
 
     def _make_room(self) -> None:
         """Remove the oldest files beyond the limit that no run needs."""
-        there = sorted(self.storage.uploads.glob("*.onnx"), key=lambda path: path.stat().st_mtime)
+        folders = [path for path in self.storage.uploads.iterdir() if UPLOAD.fullmatch(path.name)]
+        there = sorted(folders, key=lambda path: path.stat().st_mtime)
         surplus = len(there) + 1 - self.limits.uploads
-        for path in [path for path in there if not self.needed(path.stem)][: max(0, surplus)]:
-            path.unlink(missing_ok=True)
-            path.with_suffix(".json").unlink(missing_ok=True)
+        for path in [path for path in there if not self.needed(path.name)][: max(0, surplus)]:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class _Form:
@@ -233,5 +244,5 @@ async def parts(request: Request) -> AsyncIterator[bytes]:
 
 
 def cleaned(name: str) -> str:
-    """The last part of a file's name as one line of text; it is shown, and never part of a path."""
+    """The last part of a file's name as one line of text; only its `stem` gets into a path."""
     return label(name.replace("\\", "/").rpartition("/")[2], NAME) or "model.onnx"

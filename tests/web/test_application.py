@@ -113,6 +113,16 @@ def test_requests_that_are_no_run(served, headers, body, code, words):
     assert page.manager.jobs == {}
 
 
+def test_json_of_any_depth(served):
+    """Near the depth that reading takes, writing it for a message takes no more."""
+    client, page = served()
+    for depth in range(900, 1001):
+        body = b'{"model":' + b"[" * depth + b"]" * depth + b"}"
+        answer = client.post("/api/runs", content=body, headers={"Content-Type": "application/json"})
+        assert error(answer, 422), depth
+    assert page.manager.jobs == {}
+
+
 def test_what_only_training_would_find(served):
     """A value that is a number, but not one that the network takes: refused before a process is started."""
     client, page = served()
@@ -190,7 +200,8 @@ def test_the_list(served):
 def test_damaged_files_of_jobs_are_left_alone(served, tmp_path):
     jobs = tmp_path / "runs" / ".serve" / "jobs"
     jobs.mkdir(parents=True)
-    good = Job(new_job(), {}, "good", "mlp", now(), "finished")
+    setup = {"dataset": "digits", "backend": "numpy", "optimizer": "sgd", "native": False}
+    good = Job(new_job(), setup, "good", "mlp", now(), "finished")
     good.save(jobs / f"{good.id}.json")
     (jobs / "20261122T203001Z-00000000.json").write_text("{")
     (jobs / "20261122T203001Z-00000001.json").write_text(json.dumps({"id": "../x"}))
@@ -198,3 +209,52 @@ def test_damaged_files_of_jobs_are_left_alone(served, tmp_path):
     client, page = served()
     assert [run["label"] for run in client.get("/api/runs").json()["runs"]] == ["good"]
     assert len(page.manager.problems) == 3
+
+
+REACHED = {
+    "accuracy": 0.5, "best_accuracy": 0.5, "loss": "NaN", "seconds": 1.0, "epochs": 1, "improvements": [[1.0, 0.5]],
+    "progress": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"results": {}},
+        {"results": [1]},
+        {"results": {**REACHED, "accuracy": "much"}},
+        {"results": {**REACHED, "loss": float("nan")}},
+        {"results": {**REACHED, "improvements": [[1.0]]}},
+        {"results": {**REACHED, "improvements": [[1.0, None]]}},
+        {"results": {**REACHED, "progress": 3}},
+        {"results": {key: value for key, value in REACHED.items() if key != "progress"}},
+        {"label": 3},
+        {"label": None},
+        {"setup": {}},
+        {"setup": {"dataset": 1, "backend": "numpy", "optimizer": "sgd", "native": False}},
+        {"created": 5},
+        {"birth": "x"},
+        {"pid": -1},
+        {"message": [1]},
+    ],
+)
+def test_one_odd_job_does_not_hide_the_others(served, tmp_path, changed):
+    jobs = tmp_path / "runs" / ".serve" / "jobs"
+    jobs.mkdir(parents=True)
+    setup = {"dataset": "digits", "backend": "numpy", "optimizer": "sgd", "native": False}
+    for label in ("good", "odd"):
+        job = Job(new_job(), setup, label, "mlp", now(), "finished", results=REACHED)
+        job.save(jobs / f"{job.id}.json")
+    path = jobs / f"{job.id}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    client, page = served()
+    assert [run["label"] for run in client.get("/api/runs").json()["runs"]] == ["good"]
+    assert [line["label"] for line in client.get("/api/ranking").json()["runs"]] == ["good"]
+    assert len(page.manager.problems) == 1 and str(path) in page.manager.problems[0]
+
+
+def test_a_job_comes_back_as_it_was(served):
+    _, page = served()
+    job = add(page, results=REACHED)
+    job.save(page.storage.job(job.id))
+    assert Job.read(page.storage.job(job.id)) == job

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from meta500.metrics import RunFolder
+from meta500.metrics import RunFolder, live
 from meta500.metrics.live import LiveRun
 from meta500.metrics.rows import Row
 from meta500.web import feed as module
@@ -150,6 +150,97 @@ def test_the_end_of_one_run(told):
         assert kinds == ["update", "end"] and feed._listeners == []
         late = [parsed(message)[0] async for message in feed.events([job.id], True, None)]
         assert late == ["snapshot", "end"]
+
+    asyncio.run(scene())
+
+
+def test_a_stream_does_not_end_before_its_last_points(told, monkeypatch):
+    """A run ends while another one is read: what it wrote last is told before the end."""
+    feed, job, run = told
+    other = Job(new_job(), SETUP, "", "mlp", now(), "running")
+    feed.manager.jobs[other.id] = other
+    polled = feed._polled
+
+    def meanwhile(asked, reader):
+        if asked is other and job.state == "running":
+            epoch(run, 2, 0.75)
+            run.finish()
+            job.state = "finished"  # by the thread that notes the end; `changed` comes after it
+        return polled(asked, reader)
+
+    async def scene():
+        stream = feed.events([job.id], True, None)
+        await anext(stream)
+        epoch(run, 1, 0.25)
+        with RunFolder.create(feed.manager.storage.run(other.id), environment={}):
+            monkeypatch.setattr(feed, "_polled", meanwhile)
+            await feed.refresh()
+        late = feed.events([job.id], True, None)  # comes after the end, before it is told
+        feed.changed(job)
+        await feed.refresh()
+        for one in (stream, late):
+            messages = [parsed(message) async for message in one]
+            assert [kind for kind, _, _ in messages].count("end") == 1 and messages[-1][0] == "end"
+            parts = [
+                data.get("snapshot") or data.get("since") or {"series": {}} for _, _, data in messages[:-1]
+            ]
+            assert [value for part in parts for value in accuracies(part)] == [0.25, 0.75]
+
+    asyncio.run(scene())
+
+
+def test_one_fault_does_not_end_all_streams(told, monkeypatch, caplog):
+    feed, job, _ = told
+    faults = iter([KeyError("x"), KeyError("x")])
+    refresh = feed.refresh
+
+    async def faulty():
+        for fault in faults:
+            raise fault
+        await refresh()
+
+    async def scene():
+        stream = feed.events([job.id], False, None)
+        await anext(stream)
+        monkeypatch.setattr(feed, "refresh", faulty)
+        task = asyncio.create_task(feed.run())
+        feed.changed(job)
+        async with asyncio.timeout(5):
+            assert parsed(await anext(stream))[0] == "update"
+        task.cancel()
+
+    asyncio.run(scene())
+    assert len(caplog.records) == 1, "the same fault is logged once"
+
+
+def test_what_was_not_told_for_a_fault_is_told_later(told, monkeypatch):
+    feed, job, _ = told
+    tell = feed._tell
+
+    async def scene():
+        stream = feed.events([job.id], False, None)
+        await anext(stream)
+        feed.changed(job)
+        monkeypatch.setattr(feed, "_tell", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await feed.refresh()
+        monkeypatch.setattr(feed, "_tell", tell)
+        kind, _, _ = await nexts(stream, feed)
+        assert kind == "update"
+
+    asyncio.run(scene())
+
+
+def test_the_newest_point_is_told_whatever_was_kept(told, monkeypatch):
+    monkeypatch.setattr(live, "MOST_POINTS", 4)
+    feed, job, run = told
+
+    async def scene():
+        for number in range(1, 7):
+            epoch(run, number, number / 10)
+        _, _, first = parsed(await anext(feed.events([job.id], False, None)))
+        curve = first["curves"][job.id]
+        assert accuracies(curve)[-1] != 0.6 and curve["last"]["accuracy"][1:] == [6.0, 0.6]
 
     asyncio.run(scene())
 

@@ -62,6 +62,8 @@ SAME = "http://localhost:8500"
         ("POST", "/api/runs", {"Origin": "null", "Sec-Fetch-Site": "same-origin"}, 200),
         ("POST", "/api/runs", {"Origin": "file://localhost:8500"}, 403),
         ("POST", "/api/runs", {"Origin": ""}, 403),
+        ("POST", "/api/runs", {"Origin": "http://["}, 403),
+        ("GET", "/api/runs", {"Origin": "http://[x]:1"}, 403),
         ("POST", "/api/runs", {"Sec-Fetch-Site": "cross-site"}, 403),
         ("POST", "/api/runs", {"Sec-Fetch-Site": "same-site"}, 403),
         ("GET", "/api/runs", {"Sec-Fetch-Site": "cross-site"}, 403),
@@ -139,6 +141,8 @@ def test_token_becomes_a_cookie(way):
 def test_login_reads_no_long_forms():
     live = client(token=TOKEN)
     assert live.post("/login", data={"token": TOKEN, "x": "y" * 100_000}).status_code == 401
+    assert live.post("/login", data={"token": TOKEN, **dict.fromkeys("abcdefgh", "1")}).status_code == 401
+    assert live.post("/login", content=b"").status_code == 401
 
 
 def test_login_from_another_site():

@@ -24,6 +24,8 @@ from tests.web.page import (  # noqa: F401  (two are fixtures)
 
 def test_the_keyboard_alone_is_enough(visit):
     page = visit()
+    start(page, "ranked", epochs=1)  # the table is there as soon as a run has finished
+    in_state(page, "ranked", "^finished$")
     fill(page, "typed")
     page.reload()  # what was filled in stays, and the keyboard begins at the top
     ready(page)
@@ -184,6 +186,8 @@ def test_figures_in_words_and_order(visit):
             numbers: [null, "NaN", "-Infinity", 0, 0.12345, 1e9, 12].map((value) => text.number(value)),
             remaining: [[12.2, true], [12.2, false], [null, false]].map(([remaining, remaining_complete]) =>
               text.remaining({ remaining, remaining_complete })),
+            stopping: [true, false].map((remaining_complete) =>
+              text.remaining({ remaining: 12.2, remaining_complete, may_stop: true })),
             up: [...values].sort((a, b) => order(a, b, false)).map(String),
             down: [...values].sort((a, b) => order(a, b, true)).map(String),
             kept: kept.length,
@@ -198,8 +202,76 @@ def test_figures_in_words_and_order(visit):
     )
     assert found["times"] == ["0 s", "200 ns", "12.3 ms", "5 s", "2 min 05 s", "2 h 01 min", "–", "NaN"]
     assert found["numbers"] == ["–", "NaN", "-∞", "0", "0.123", "1.00e+9", "12"]
+    assert found["stopping"] == ["at most 13 s to go", ""]
     assert found["remaining"] == ["about 13 s to go", "at least 13 s to go", ""]
     assert found["up"][:3] == ["1", "2", "3"] and found["down"][:3] == ["3", "2", "1"]
     assert 400 < found["kept"] <= 520 and found["peak"] and found["gap"] and found["sorted"]
     assert found["ends"] == [0, 9999] and found["whole"] == 400
     assert found["escaped"] == "&lt;b&gt;&amp;amp;&lt;/b&gt;"
+
+
+def test_values_without_a_place_are_counted_and_the_last_one_is_the_last(visit):
+    """Of a long curve the newest point may not be kept; it is told apart."""
+    found = visit().evaluate(
+        """async () => {
+          const { Curves } = await import("/static/curves.js");
+          const curves = Object.create(Curves.prototype);
+          Object.assign(curves, { data: new Map(), last: new Map(), label: (id) => `run ${id}`, redraw() {} });
+          const loss = [[0, 0, 2], [1, 1, "NaN"], [2, 2, "Infinity"], [3, 3, 0], [4, 4, 1]];
+          curves.replace("a", { series: { loss }, last: { loss: [6, 6, 0.5] } });
+          curves.replace("b", { series: { loss: [[1, 1, 2]] } });
+          const [samples, accuracy] = [["loss", "samples"], ["accuracy", "samples"]].map(([y, x]) => ({ y, x }));
+          const words = () => curves.gaps({ ...samples, title: "Loss" }, ["a", "b"]);
+          const plain = words();
+          document.getElementById("log-loss").checked = true;
+          const logarithmic = words();
+          document.getElementById("log-x").checked = true;
+          const both = words();
+          const described = curves.described({ ...samples, title: "Loss" }, ["a", "b"]);
+          curves.append("a", { series: { loss: [[7, 7, 0.4]] }, last: { loss: [7, 7, 0.4] } });
+          return { plain, logarithmic, both, described, none: curves.gaps(accuracy, ["a", "b"]),
+            later: curves.described({ ...samples, title: "Loss" }, ["a"]) };
+        }"""
+    )
+    start = "Values that are not drawn. run a: 2 not finite (NaN or infinite)"
+    assert found["plain"] == f"{start}."
+    assert found["logarithmic"] == f"{start}, 1 not above 0, where a logarithmic axis has no place."
+    assert found["both"] == f"{start}, 2 not above 0, where a logarithmic axis has no place."
+    assert found["none"] == ""
+    assert found["described"] == (
+        "Loss. run a: training 0.5 after 6 samples; run b: training 2 after 1 samples"
+    )
+    assert found["later"] == "Loss. run a: training 0.4 after 7 samples"
+
+
+def test_what_the_ranking_leaves_out_and_what_a_field_takes(visit):
+    page = visit()
+    found = page.evaluate(
+        """async () => {
+          const { Ranking } = await import("/static/ranking.js");
+          return [[0, 1], [2, 1], [2, 3], [2, 0]].map(([finished, left_out]) =>
+            Ranking.prototype.note.call({ found: { left_out } }, finished));
+        }"""
+    )
+    assert found == [
+        "No run has finished yet. One run is left out: it has not finished, or left no results.",
+        "One run is left out: it has not finished, or left no results.",
+        "3 runs are left out: they have not finished, or left no results.",
+        "",
+    ]
+    page.click("#further > summary")
+    page.fill("#target_accuracy", "1.5")
+    page.click("#start")
+    assert page.locator("#form-error").inner_text() == "Stop at accuracy: must be a number from 0 to 1."
+
+
+def test_gaps_stand_below_their_plot(visit):
+    page = visit()
+    start(page, "with gaps")
+    moves(page, "with gaps, training")
+    page.check("#log-x")  # the curve begins after 0 samples, so nothing is lost yet
+    assert page.locator("#loss-samples-gaps").is_hidden()
+    page.evaluate("() => { Number.isFinite = (value) => value > 1e9; }")
+    gaps = page.locator("#loss-samples-gaps").filter(has_text="with gaps: ")
+    gaps.wait_for()
+    assert "not finite" in gaps.inner_text() and page.locator("#loss-seconds-gaps").is_visible()

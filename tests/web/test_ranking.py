@@ -5,7 +5,7 @@ import math
 import pytest
 
 from meta500.errors import UserError
-from meta500.metrics import RunFolder
+from meta500.metrics import RunFolder, live
 from meta500.metrics.rows import Row
 from meta500.web.jobs import Job
 from meta500.web.ranking import ranking, results
@@ -95,3 +95,18 @@ def test_results_of_a_run(tmp_path):
         "progress": None,
     }
     assert results(tmp_path / "nothing") is None
+
+
+def test_results_of_a_run_with_more_tests_than_are_kept(tmp_path, monkeypatch):
+    """A series keeps every second, fourth, ... point then; a result is exact all the same."""
+    monkeypatch.setattr(live, "MOST_POINTS", 4)
+    accuracies = [0.1, 0.2, 0.3, 0.9, 0.4, 0.5, 0.6, 0.91, 0.7, 0.8]
+    with RunFolder.create(tmp_path / "run", environment={}) as run:
+        for epoch, accuracy in enumerate(accuracies, 1):
+            what = {"level": 2, "model": "mlp", "step": epoch, "epoch": epoch, "seconds": 2.0 * epoch}
+            run.append(Row(phase="test_set", quantity="loss", unit="1", value=1 / epoch, **what))
+            run.append(Row(phase="test_set", quantity="accuracy", unit="1", value=accuracy, **what))
+    found = results(tmp_path / "run")
+    assert (found["accuracy"], found["best_accuracy"], found["loss"]) == (0.8, 0.91, 0.1)
+    assert (found["seconds"], found["epochs"]) == (20.0, 10)
+    assert found["improvements"] == [[2.0, 0.1], [4.0, 0.2], [6.0, 0.3], [8.0, 0.9], [16.0, 0.91]]

@@ -11,6 +11,7 @@ import pytest
 
 from meta500.metrics import RunFolder
 from meta500.metrics.run import STATUSES
+from tests.web.conftest import Server
 
 
 def alive(pid):
@@ -28,8 +29,18 @@ def pid_of(runs, job):
     return json.loads((runs / ".serve" / "jobs" / f"{job}.json").read_text())["pid"]
 
 
-def test_whole_life_of_a_run(server, tmp_path, small, events):
-    live = server()
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One server for all tests that do not end theirs; gives it and its folder."""
+    runs = tmp_path_factory.mktemp("shared") / "runs"
+    live = Server(runs, "--max-running", "2")
+    yield live, runs
+    out, err = live.stop()
+    assert live.process.returncode == 0 and out == "" and err == ""
+
+
+def test_whole_life_of_a_run(shared, small, events):
+    live, runs = shared
     assert live.url.startswith("http://127.0.0.1:")
     job = live.start({**small, "epochs": 2, "label": "first <b>run</b>", "seed": 3})
     with live.client.stream("GET", f"/api/runs/{job}/events") as response:
@@ -44,7 +55,7 @@ def test_whole_life_of_a_run(server, tmp_path, small, events):
     # What came piece by piece is the whole.
     points = [p for _, _, data in told[:-1] for p in _series(data).get("accuracy", [])]
     assert points == run["snapshot"]["series"]["accuracy"] and len(points) == 2
-    folder = RunFolder.open(tmp_path / "runs" / job)
+    folder = RunFolder.open(runs / job)
     assert folder.status == "finished" and folder.info["setup"]["epochs"] == 2
     assert live.get("/api/runs")["runs"][0]["state"] == "finished"
     ranked = live.get("/api/ranking?metric=accuracy")
@@ -54,8 +65,6 @@ def test_whole_life_of_a_run(server, tmp_path, small, events):
     assert archive.testzip() is None
     assert archive.read(f"meta500-{job}/rows.csv") == folder.rows_path.read_bytes()
     assert "Results:" in live.client.get(f"/api/runs/{job}/log").text
-    out, err = live.stop()
-    assert live.process.returncode == 0 and out == "" and err == ""
 
 
 def _series(data):
@@ -125,19 +134,8 @@ def test_server_killed_and_started_again(server, tmp_path, long, small, events):
     assert not alive(goes_on)
 
 
-def test_ctrl_c_stops_what_runs(server, tmp_path, long):
-    live = server()
-    job = live.start(long)
-    live.training(job)
-    process = pid_of(tmp_path / "runs", job)
-    out, err = live.stop()
-    assert out == "Stopping 1 run\n1 run stopped\n" and err == "" and live.process.returncode == 0
-    assert not alive(process) and RunFolder.open(tmp_path / "runs" / job).status == "interrupted"
-    again = server()
-    assert again.get(f"/api/runs/{job}")["state"] == "stopped"
-
-
-def test_keep_running(server, tmp_path, long):
+def test_ctrl_c_with_and_without_keep_running(server, tmp_path, long):
+    """The first server leaves the run alone, the second one follows it and stops it, the third one knows."""
     live = server("--keep-running")
     job = live.start(long)
     live.training(job)
@@ -146,10 +144,15 @@ def test_keep_running(server, tmp_path, long):
     assert alive(process)
     again = server()
     assert again.get(f"/api/runs/{job}")["state"] == "running"
+    out, err = again.stop()
+    assert out == "Stopping 1 run\n1 run stopped\n" and err == "" and again.process.returncode == 0
+    assert not alive(process) and RunFolder.open(tmp_path / "runs" / job).status == "interrupted"
+    third = server()
+    assert third.get(f"/api/runs/{job}")["state"] == "stopped"
 
 
-def test_events_go_on_after_the_last_one_seen(server, long, events):
-    live = server()
+def test_events_go_on_after_the_last_one_seen(shared, long, events):
+    live, _ = shared
     job = live.start(long)
     live.training(job)
     with live.client.stream("GET", f"/api/events?ids={job}") as response:
@@ -165,12 +168,14 @@ def test_events_go_on_after_the_last_one_seen(server, long, events):
     every = live.get(f"/api/runs/{job}")["snapshot"]
     if not every["every"]:
         assert every["series"]["loss"][: len(seen)] == seen
+    live.client.post(f"/api/runs/{job}/stop")
+    live.wait(job, "stopped")
 
 
-def test_many_clients_hear_the_same(server, small, events):
+def test_many_clients_hear_the_same(shared, small, events):
     from concurrent.futures import ThreadPoolExecutor
 
-    live = server()
+    live, _ = shared
     job = live.start({**small, "epochs": 3})
 
     def follow(_):
@@ -203,18 +208,44 @@ def test_run_that_is_killed(inside, tmp_path, long):
     assert RunFolder.open(tmp_path / "runs" / job).status == "interrupted"
 
 
-def test_full_disk(server, tmp_path, small):
-    """No file above 24 kB: rows.csv is cut off, the run is listed as failed, and the server goes on."""
+def test_full_disk(inside, monkeypatch, small):
+    """No file of the run above 24 kB: rows.csv is cut off, the run is listed as failed, and the server goes on."""
     import resource
+    from functools import partial
+    from types import SimpleNamespace
+
+    from meta500.web import processes
 
     def little():
         resource.setrlimit(resource.RLIMIT_FSIZE, (24_000, 24_000))
 
-    live = server(preexec_fn=little)
-    run = live.wait(live.start({**small, "epochs": 30}), "failed")
-    assert "cannot be written" in run["message"]
-    run = live.wait(live.start(small), "finished", "failed")
+    limited = partial(processes.subprocess.Popen, preexec_fn=little)
+    live = inside()
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "subprocess", SimpleNamespace(Popen=limited, DEVNULL=-3))
+        run = live.wait(live.start({**small, "epochs": 30}), "failed")
+        assert "cannot be written" in run["message"]
+    run = live.wait(live.start(small), "finished")
     assert live.get("/api/runs")["runs"][0]["id"] == run["id"]
+
+
+def test_a_job_file_that_cannot_be_written_is_written_later(served, monkeypatch, small):
+    from meta500.errors import UserError
+    from meta500.web import manager as module
+    from meta500.web.jobs import Job
+
+    _, page = served()
+    job = Job(module.new_job(), {}, "", "mlp", module.now(), "running")
+    page.manager.jobs[job.id] = job
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "save", lambda *_: (_ for _ in ()).throw(UserError("the disk is full")))
+        page.manager._save(job)
+    assert not page.storage.job(job.id).exists()
+    monkeypatch.setattr(module, "AGAIN", 0.0)
+    deadline = time.monotonic() + 10
+    while not page.storage.job(job.id).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_token_where_others_can_reach_it(server):
@@ -247,6 +278,24 @@ def test_one_server_per_folder(server, tmp_path):
     )
     assert done.returncode == 2 and "another server uses this folder" in done.stderr
     assert live.get("/api/runs") == {"runs": []}
+
+
+@pytest.mark.parametrize(("names", "demanded"), [((), False), (("proxy.example",), True)])
+def test_a_further_name_demands_a_token(names, demanded, tmp_path, monkeypatch):
+    """Others come through what calls the server by it, and then the loopback address says nothing."""
+    from meta500.web import server as module
+    from meta500.web.limits import Limits
+
+    told = []
+
+    async def instead(how, limits, storage, listening, token, generated):
+        told.append((token, generated))
+
+    monkeypatch.setattr(module, "_serve", instead)
+    how = module.Serving("127.0.0.1", 0, tmp_path / "runs", None, names, False)
+    module.serve(how, Limits())
+    (token, generated) = told[0]
+    assert generated == demanded and (token is not None and len(token) >= 40) == demanded
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,14 @@ def test_no_object(posted):
         checked(posted, CHOICES)
 
 
+def test_values_of_any_depth_are_shown():
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(UserError, match="model must be a name, got a value that is nested too deeply"):
+        check(model=value)
+
+
 def test_options_of_an_upload():
     setup = check(model=None, upload=UPLOAD)
     assert setup["model"] is None and setup["upload"] == UPLOAD
@@ -122,7 +130,7 @@ def test_options_of_an_upload():
         check(model=None, upload=UPLOAD, model_options={"hidden": [3]})
 
 
-@given(st.text(max_size=400))
+@given(st.text(max_size=20) | st.text("ab\t\u202e", min_size=90, max_size=400))
 def test_labels_are_one_short_line(text):
     found = label(text)
     assert len(found) <= 100 and (found == "" or found.isprintable()) and found == found.strip()

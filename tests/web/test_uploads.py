@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import meta500
 from meta500.errors import UserError
+from meta500.web.storage import Storage, stem
 from meta500.web.uploads import _Form, cleaned
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -32,7 +34,8 @@ def send(client, data, name="net.onnx", **more):
 
 
 def left(page):
-    return sorted(path.name for path in page.storage.uploads.iterdir())
+    folder = page.storage.uploads
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def test_a_model(served, mlp):
@@ -45,8 +48,8 @@ def test_a_model(served, mlp):
     assert facts["parameters"] == sum(model.graph.initializers[name].size for name in model.parameters)
     assert facts["operators"]["Gemm"] == 3 and facts["trainable"] is True and facts["problem"] == ""
     assert set(facts["inputs"]) == {"image", "label"} and "loss" in facts["outputs"]
-    assert left(page) == [f"{facts['id']}.json", f"{facts['id']}.onnx"]
-    assert (page.storage.uploads / f"{facts['id']}.onnx").read_bytes() == mlp
+    assert left(page) == [f"{facts['id']}/net.onnx", f"{facts['id']}/upload.json"]
+    assert page.storage.uploaded(facts["id"]).read_bytes() == mlp
 
 
 def test_a_raw_body(served, mlp):
@@ -88,7 +91,7 @@ def test_hostile_names_are_text(served, mlp):
     name = "..\\..\\<b>\u202e&'.onnx"
     facts = send(client, proto.SerializeToString(), name=name).json()
     assert facts["name"] == "<b> &'.onnx"
-    assert [name.partition(".")[0] for name in left(page)] == [facts["id"]] * 2
+    assert left(page) == [f"{facts['id']}/b.onnx", f"{facts['id']}/upload.json"]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,42 @@ def test_hostile_names_are_text(served, mlp):
 )
 def test_names_for_people(name, shown):
     assert cleaned(name) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("net.onnx", "net"),
+        ("my net (2).onnx", "my-net-2"),
+        ("--out=x.onnx", "out-x"),
+        ("..", "model"),
+        ("名前.onnx", "model"),
+        ("a/../b.onnx", "a-b"),
+        ("x" * 1000, "x" * 40),
+        ("", "model"),
+    ],
+)
+def test_what_of_a_name_gets_into_a_path(name, found):
+    assert stem(name) == found
+
+
+@given(st.text(max_size=60))
+def test_nothing_else_of_a_name_gets_into_a_path(name):
+    assert re.fullmatch("[A-Za-z0-9_][A-Za-z0-9_-]{0,39}|[A-Za-z0-9_-]{1,40}", stem(name), re.ASCII)
+
+
+def test_what_a_killed_server_left_is_removed(served, mlp, tmp_path):
+    client, page = served()
+    facts = send(client, mlp).json()
+    whole = left(page)
+    (page.storage.uploads / f"{'0' * 32}.part").write_bytes(b"x")
+    (page.storage.uploads / ("1" * 32)).mkdir()
+    (page.storage.uploads / ("1" * 32) / "upload.json").write_text("{}")
+    page.storage.close()
+    storage = Storage(tmp_path / "runs")
+    assert left(page) == whole and storage.uploaded(facts["id"]).is_file()
+    assert [path.name for path in storage.uploads.iterdir()] == [facts["id"]]
+    page.storage._lock = storage._lock  # closed at the end
 
 
 def test_too_large(served, mlp):
@@ -191,7 +230,9 @@ def test_a_form_in_parts_of_any_size(content, size):
 def test_old_files_make_room_for_new_ones(served, mlp):
     client, page = served(uploads=2)
     first, second, third = (send(client, mlp).json()["id"] for _ in range(3))
-    assert left(page) == sorted(f"{one}.{end}" for one in (second, third) for end in ("json", "onnx"))
+    assert left(page) == sorted(
+        f"{one}/{name}" for one in (second, third) for name in ("net.onnx", "upload.json")
+    )
     gone = client.post("/api/runs", json={"upload": first, "backend": "numpy", "optimizer": "sgd"})
     assert gone.status_code == 422 and "upload it again" in gone.json()["error"]
 
@@ -231,4 +272,4 @@ def test_inspections_end_in_time(tmp_path, monkeypatch):
 def test_facts_of_an_upload_are_json(served, mlp):
     client, page = served()
     facts = send(client, mlp).json()
-    assert json.loads((page.storage.uploads / f"{facts['id']}.json").read_text()) == facts
+    assert json.loads((page.storage.upload(facts["id"]) / "upload.json").read_text()) == facts

@@ -1,6 +1,6 @@
 // The curves of the shown runs: loss and accuracy, over samples and over seconds.
 
-import { find, foreign, make } from "./dom.js";
+import { find, foreign, make, write } from "./dom.js";
 import { darkTheme, style, swatch } from "./selection.js";
 import { count, duration, number, percent, toNumber } from "./text.js";
 
@@ -52,11 +52,13 @@ export class Curves {
     this.selection = selection;
     this.label = label;
     this.data = new Map();
+    this.last = new Map(); // the newest point of each series, which a long one may not have kept
     this.timer = null;
     for (const plot of PLOTS) {
       const area = make("div", { id: plot.id, className: "plot", role: "img" });
       area.setAttribute("aria-label", plot.title);
-      find("plots").append(make("figure", {}, make("figcaption", { textContent: plot.title }), area));
+      const gaps = make("p", { id: `${plot.id}-gaps`, className: "hint", hidden: true });
+      find("plots").append(make("figure", {}, make("figcaption", { textContent: plot.title }), area, gaps));
     }
     for (const id of ["log-loss", "log-x"]) {
       find(id).checked = sessionStorage.getItem(id) === "1";
@@ -71,6 +73,7 @@ export class Curves {
   /** Everything of a run, in place of what was known of it. */
   replace(id, snapshot) {
     this.data.set(id, {});
+    this.last.delete(id);
     this.append(id, snapshot);
   }
 
@@ -82,12 +85,18 @@ export class Curves {
       known[name] ??= [];
       for (const point of points) known[name].push(point.map(toNumber));
     }
+    const last = Object.entries(snapshot.last || {}).map(([name, point]) => [name, point.map(toNumber)]);
+    this.last.set(id, Object.fromEntries(last));
     this.redraw();
   }
 
   /** Forget the curves of runs that are not shown any more, and draw. */
   select(ids) {
-    for (const id of this.data.keys()) if (!ids.includes(id)) this.data.delete(id);
+    for (const id of this.data.keys()) {
+      if (ids.includes(id)) continue;
+      this.data.delete(id);
+      this.last.delete(id);
+    }
     this.draw();
   }
 
@@ -112,6 +121,9 @@ export class Curves {
       const traces = ids.flatMap((id) => this.traces(plot, id));
       window.Plotly.react(area, traces, this.layout(plot), configuration(plot));
       area.setAttribute("aria-label", this.described(plot, ids));
+      const gaps = find(`${plot.id}-gaps`);
+      write(gaps, this.gaps(plot, ids));
+      gaps.hidden = !gaps.textContent;
     }
   }
 
@@ -175,12 +187,29 @@ export class Curves {
     };
   }
 
+  /** Which values the plot has no place for, in words; "" where it shows all. */
+  gaps(plot, ids) {
+    const logarithmic = { y: plot.y === "loss" && find("log-loss").checked, x: find("log-x").checked };
+    const lost = (id) => {
+      const points = SERIES[plot.y].flatMap(([name]) => this.data.get(id)?.[name] || []);
+      const [drawn, odd] = [points.filter((p) => Number.isFinite(p[2])), points.filter((p) => !Number.isFinite(p[2]))];
+      const hidden = (p) => (logarithmic.y && p[2] <= 0) || (logarithmic.x && !(p[AXIS[plot.x]] > 0));
+      const below = drawn.filter(hidden).length;
+      const parts = [];
+      if (odd.length) parts.push(`${count(odd.length)} not finite (NaN or infinite)`);
+      if (below) parts.push(`${count(below)} not above 0, where a logarithmic axis has no place`);
+      return parts.length ? [`${this.label(id)}: ${parts.join(", ")}`] : [];
+    };
+    const words = ids.flatMap(lost);
+    return words.length ? `Values that are not drawn. ${words.join("; ")}.` : "";
+  }
+
   /** The plot in words: the last value of every curve. */
   described(plot, ids) {
     const last = (id) => {
       const known = this.data.get(id) || {};
       const parts = SERIES[plot.y].flatMap(([name, what]) => {
-        const point = known[name]?.at(-1);
+        const point = this.last.get(id)?.[name] ?? known[name]?.at(-1);
         if (!point) return [];
         const value = plot.y === "accuracy" ? percent(point[2]) : number(point[2]);
         const where = plot.x === "samples" ? `${count(point[0])} samples` : duration(point[1]);

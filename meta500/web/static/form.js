@@ -176,7 +176,8 @@ export class Form {
 
   refuse(input) {
     const whole = input.step === "1" ? "a whole number" : "a number";
-    const text = `${input.labels[0].textContent}: must be ${whole} of at least ${input.min}.`;
+    const range = input.max ? `from ${input.min} to ${input.max}` : `of at least ${input.min}`;
+    const text = `${input.labels[0].textContent}: must be ${whole} ${range}.`;
     problem(find("form-error"), text);
     input.setAttribute("aria-invalid", "true");
     input.setAttribute("aria-describedby", "form-error");

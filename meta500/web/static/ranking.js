@@ -119,9 +119,9 @@ export class Ranking {
 
   note(finished) {
     const left = this.found.left_out;
-    const name = (run) => runName({ ...run, setup: run });
-const words = finished ? "" : "No run has finished yet.";
+    const words = finished ? "" : "No run has finished yet.";
     if (!left) return words;
-    return `${words} ${left === 1 ? "One run is" : `${left} runs are`} left out: not finished.`.trim();
+    const [who, what] = left === 1 ? ["One run is", "it has"] : [`${left} runs are`, "they have"];
+    return `${words} ${who} left out: ${what} not finished, or left no results.`.trim();
   }
 }

@@ -47,10 +47,13 @@ export function bytes(value) {
   return value < 1e9 ? `${number(value / 1024 ** 2)} MiB` : `${number(value / 1024 ** 3)} GiB`;
 }
 
-/** How long until the end, as far as it is known: nothing, "at least ..." or "about ...". */
+/** How long until the end, as far as it is known: nothing, "at least ...", "at most ..." or "about ...". */
 export function remaining(progress) {
   const seconds = toNumber(progress.remaining);
   if (seconds === null || !Number.isFinite(seconds)) return "";
+  // A score may end the run sooner; then a lower bound says nothing.
+  if (progress.may_stop && !progress.remaining_complete) return "";
   const rounded = seconds < 100 ? `${Math.ceil(seconds)} s` : duration(seconds);
-  return progress.remaining_complete ? `about ${rounded} to go` : `at least ${rounded} to go`;
+  const bound = progress.may_stop ? "at most" : progress.remaining_complete ? "about" : "at least";
+  return `${bound} ${rounded} to go`;
 }
