@@ -37,6 +37,9 @@ from live_server import LONG, Server, temporary
 from meta500.metrics import RunFolder, ratio_interval
 from meta500.metrics.machine import environment
 
+# Seconds between connecting and the beginning of a segment.
+SETTLING = 2.0
+
 # -- clients ------------------------------------------------------------------------------------------
 
 
@@ -57,12 +60,11 @@ def clients(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for index in range(options.segments):
             # Pairs in alternating order, so that a drift counts for neither.
             watched = index % 4 in (1, 2)
-            before = _point(live.runs / job)
-            if watched:
-                heard += asyncio.run(_watch(live.url, job, options.clients, options.seconds))
-            else:
-                time.sleep(options.seconds)
-            segments.append((watched, before, _point(live.runs / job)))
+            first, last, found_events = asyncio.run(
+                _segment(live.runs / job, live.url, options.clients if watched else 0, options.seconds)
+            )
+            heard += found_events
+            segments.append((watched, first, last))
         time.sleep(2)
         times = _step_times(live.runs / job)
     # What is at both ends belongs to the change between the segments.
@@ -145,20 +147,32 @@ def _step_times(run: Path) -> np.ndarray:
     return np.diff(np.asarray(ends), prepend=0.0)
 
 
-async def _watch(url: str, job: str, count: int, seconds: float) -> int:
-    """Listen with ``count`` connections; gives the number of events heard."""
+async def _segment(run: Path, url: str, count: int, seconds: float) -> tuple[Point, Point, int]:
+    """Where a run was at the beginning and at the end of ``seconds``, and the events that ``count``
+    connections heard meanwhile. Connecting, and what a page gets at first, comes before.
+    """
+    heard = 0
 
-    async def listen() -> int:
+    async def listen(client: httpx.AsyncClient) -> None:
+        nonlocal heard
+        async with client.stream("GET", f"/api/events?ids={run.name}") as stream:
+            async for part in stream.aiter_raw():
+                heard += part.count(b"event: ")
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits) as client:
+        tasks = [asyncio.create_task(listen(client)) for _ in range(count)]
+        await asyncio.sleep(SETTLING)
         heard = 0
-        limits = httpx.Limits(max_connections=1)
-        async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits) as client:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds), client.stream("GET", f"/api/events?ids={job}") as stream:
-                    async for part in stream.aiter_raw():
-                        heard += part.count(b"event: ")
-        return heard
-
-    return sum(await asyncio.gather(*(listen() for _ in range(count))))
+        first = _point(run)
+        await asyncio.sleep(seconds)
+        last, found = _point(run), heard
+        for task in tasks:
+            task.cancel()
+        for fault in await asyncio.gather(*tasks, return_exceptions=True):
+            if not isinstance(fault, asyncio.CancelledError):
+                raise RuntimeError(f"a connection ended before its time: {fault!r}")
+    return first, last, found
 
 
 # -- uploads ------------------------------------------------------------------------------------------

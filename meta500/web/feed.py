@@ -1,6 +1,6 @@
 """Events for many listeners: every run folder is read once, every message written once.
 
-Each job has one reader, asked at most twice per second and only while somebody listens or asks. What is new
+Each job has one reader, asked at most once per second and only while somebody listens or asks. What is new
 becomes bytes once and goes into the bounded queues of all listeners; one that does not keep up is let go, and
 comes back with the number of the last event that it saw.
 """
@@ -24,7 +24,7 @@ from meta500.web.limits import Limits
 from meta500.web.manager import Manager
 from meta500.web.refusals import Refusal
 
-INTERVAL = 0.5
+INTERVAL = 1.0
 # Messages that wait for one listener; a minute of them.
 _QUEUE = 120
 # Readers of runs that are over are kept for so many.
@@ -112,14 +112,14 @@ class Feed:
             listener.put(None)
 
     async def run(self) -> None:
-        """Read and tell twice per second while somebody listens, until cancelled."""
+        """Read and tell once per second while somebody listens, until cancelled."""
         said = ""
         while True:
             if self._listeners:
                 try:
                     await self.refresh()
                 except Exception as error:
-                    if said != repr(error):  # once, not twice per second
+                    if said != repr(error):  # once, not every second
                         _LOG.exception("telling what is new")
                     said = repr(error)
                 left = self._refreshed + INTERVAL - time.monotonic()
@@ -131,7 +131,7 @@ class Feed:
     # -- reading --------------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """Read what is new of the runs that are going, and tell it; at most twice per second."""
+        """Read what is new of the runs that are going, and tell it; at most once per second."""
         async with self._lock:
             if time.monotonic() - self._refreshed < INTERVAL:
                 return
