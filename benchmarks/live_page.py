@@ -1,6 +1,6 @@
 """The figures of the live page's server: what watching costs, and what it survives.
 
-    python benchmarks/live_page.py clients [--clients 50] [--segments 12] [--seconds 6] [--threads 1]
+    python benchmarks/live_page.py clients [--clients 50] [--segments 200] [--seconds 2] [--threads 1]
     python benchmarks/live_page.py uploads [--files 200] [--seed 0]
     python benchmarks/live_page.py restart [--kills 5]
     python benchmarks/live_page.py disk
@@ -13,7 +13,6 @@ left, or the server failed.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -26,154 +25,15 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
 import numpy as np
 import psutil
 from hostile_files import KINDS, TRACE
+from live_clients import clients, step_times, steps_so_far
 from live_server import LONG, Server, temporary
 
-from meta500.metrics import RunFolder, ratio_interval
 from meta500.metrics.machine import environment
-
-# Seconds between connecting and the beginning of a segment.
-SETTLING = 2.0
-
-# -- clients ------------------------------------------------------------------------------------------
-
-
-def clients(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Step times of one run in alternating segments, with and without pages that watch it.
-
-    Beside the times of the steps alone: steps per second of wall time, in which the time between the steps
-    counts too, such as that of tickers, of writing files and of getting data.
-    """
-    with Server(folder) as live:
-        job = live.start(
-            batch_size=options.batch, threads=options.threads, model_options={"hidden": [512, 512]}
-        )
-        live.training(job)
-        time.sleep(options.seconds)
-        segments: list[tuple[bool, Point, Point]] = []
-        heard = 0
-        for index in range(options.segments):
-            # Pairs in alternating order, so that a drift counts for neither.
-            watched = index % 4 in (1, 2)
-            first, last, found_events = asyncio.run(
-                _segment(live.runs / job, live.url, options.clients if watched else 0, options.seconds)
-            )
-            heard += found_events
-            segments.append((watched, first, last))
-        time.sleep(2)
-        times = _step_times(live.runs / job)
-    # What is at both ends belongs to the change between the segments.
-    found: dict[bool, list[float]] = {True: [], False: []}
-    medians: dict[bool, list[float]] = {True: [], False: []}
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    for watched, first, last in segments:
-        steps = times[first.step + 1 : last.step]
-        cut = len(steps) // 12
-        found[watched] += list(steps[cut : len(steps) - cut])
-        medians[watched].append(float(np.median(steps[cut : len(steps) - cut])))
-        rates[watched].append(rate(first, last))
-    ratio = ratio_interval(medians[True], medians[False], paired=True)
-    # Of times too: seconds of wall time per step, watched / alone.
-    wall = ratio_interval(*([1 / one for one in rates[kind]] for kind in (True, False)), paired=True)
-    print(
-        f"{options.clients} pages heard {heard} events in {options.segments // 2} segments of "
-        f"{options.seconds:g} s"
-    )
-    for watched, name in ((False, "nobody watches"), (True, f"{options.clients} pages watch")):
-        steps = found[watched]
-        print(
-            f"{name:20} {1e3 * float(np.median(steps)):8.3f} ms per step (median of {len(steps)}), "
-            f"{float(np.median(rates[watched])):.1f} steps per second of wall time"
-        )
-    told = (("time of a step", ratio), ("wall time per step", wall))
-    for name, one in told:
-        print(f"{name}: ratio of paired segments {one.value:.4f} [{one.low:.4f}, {one.high:.4f}]")
-    return {
-        "clients": options.clients,
-        "events": heard,
-        "segments": len(segments),
-        "seconds": options.seconds,
-        "median_alone": float(np.median(found[False])),
-        "median_watched": float(np.median(found[True])),
-        "segment_medians_alone": medians[False],
-        "segment_medians_watched": medians[True],
-        "pairs": [w / a for w, a in zip(medians[True], medians[False], strict=True)],
-        "ratio": [ratio.value, ratio.low, ratio.high],
-        "steps_per_second_alone": rates[False],
-        "steps_per_second_watched": rates[True],
-        "wall_ratio": [wall.value, wall.low, wall.high],
-        "confidence": ratio.confidence,
-    }
-
-
-class Point(NamedTuple):
-    """Where a run is: steps made, and seconds of wall time since its start, of the same moment."""
-
-    step: int
-    seconds: float
-
-
-def _point(run: Path) -> Point:
-    """Where it is, as it says itself, at most half a second ago."""
-    progress = json.loads((run / "progress.json").read_text())
-    return Point(int(progress["step"]), float(progress["seconds"]))
-
-
-def rate(first: Point, last: Point) -> float:
-    """Steps per second of wall time between two points.
-
-    Raises:
-        SystemExit: there is no step between them.
-    """
-    if last.step <= first.step or last.seconds <= first.seconds:
-        sys.exit("no step was made in a segment: take longer ones with --seconds")
-    return (last.step - first.step) / (last.seconds - first.seconds)
-
-
-def _step_times(run: Path) -> np.ndarray:
-    """Seconds of every step."""
-    rows = RunFolder.open(run).rows
-    ends = [
-        t
-        for row in rows
-        if (row.phase, row.quantity) == ("training_step", "training_time")
-        for t in row.samples
-    ]
-    return np.diff(np.asarray(ends), prepend=0.0)
-
-
-async def _segment(run: Path, url: str, count: int, seconds: float) -> tuple[Point, Point, int]:
-    """Where a run was at the beginning and at the end of ``seconds``, and the events that ``count``
-    connections heard meanwhile. Connecting, and what a page gets at first, comes before.
-    """
-    heard = 0
-
-    async def listen(client: httpx.AsyncClient) -> None:
-        nonlocal heard
-        async with client.stream("GET", f"/api/events?ids={run.name}") as stream:
-            async for part in stream.aiter_raw():
-                heard += part.count(b"event: ")
-
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits) as client:
-        tasks = [asyncio.create_task(listen(client)) for _ in range(count)]
-        await asyncio.sleep(SETTLING)
-        heard = 0
-        first = _point(run)
-        await asyncio.sleep(seconds)
-        last, found = _point(run), heard
-        for task in tasks:
-            task.cancel()
-        for fault in await asyncio.gather(*tasks, return_exceptions=True):
-            if not isinstance(fault, asyncio.CancelledError):
-                raise RuntimeError(f"a connection ended before its time: {fault!r}")
-    return first, last, found
-
 
 # -- uploads ------------------------------------------------------------------------------------------
 
@@ -261,7 +121,7 @@ def restart(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         live.training(job)
         process = live.pid(job)
         for _ in range(options.kills):
-            begin = _point(folder / job).step
+            begin = steps_so_far(folder / job)
             live.kill()
             time.sleep(1.0)
             start = time.perf_counter()
@@ -270,10 +130,10 @@ def restart(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             gaps.append(time.perf_counter() - start)
             assert run["state"] == "running" and psutil.pid_exists(process), run
             time.sleep(1.5)
-            steps.append(_point(folder / job).step - begin)
+            steps.append(steps_so_far(folder / job) - begin)
         live.client.post(f"/api/runs/{job}/stop")
         run = live.wait(job, "stopped", "interrupted", "failed", "finished")
-        times = _step_times(folder / job)
+        times = step_times(folder / job)
     print(
         f"{options.kills} kills: the run went on each time by {min(steps):.0f} steps or more; found again "
         f"after {float(np.median(gaps)):.2f} s (median); at the end {run['state']} with {len(times)} steps"
@@ -362,8 +222,8 @@ def main() -> None:
     commands = parser.add_subparsers(dest="name", required=True)
     one = commands.add_parser("clients", help=clients.__doc__)
     one.add_argument("--clients", type=int, default=50)
-    one.add_argument("--segments", type=int, default=12)
-    one.add_argument("--seconds", type=float, default=6.0)
+    one.add_argument("--segments", type=int, default=200)
+    one.add_argument("--seconds", type=float, default=2.0)
     one.add_argument("--threads", type=int, default=1)
     one.add_argument("--batch", type=int, default=64)
     one = commands.add_parser("uploads", help=uploads.__doc__)

@@ -49,10 +49,10 @@ def test_the_trace_has_a_new_name_in_every_process():
     assert len(names) == 2
 
 
-def test_steps_of_wall_time(benchmark):
-    assert benchmark.rate(benchmark.Point(10, 1.0), benchmark.Point(40, 3.0)) == 15.0
-    with pytest.raises(SystemExit, match="no step"):
-        benchmark.rate(benchmark.Point(10, 1.0), benchmark.Point(10, 1.0))
+def test_where_a_run_was_between_what_it_said(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    place = importlib.import_module("live_clients").place
+    assert place([(10.0, 100), (10.5, 200), (11.0, 400)], 10.75) == 300.0
 
 
 def test_a_server_ends_whatever_happens(benchmark, tmp_path):
