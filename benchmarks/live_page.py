@@ -19,6 +19,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ from hostile_files import KINDS, TRACE
 from live_clients import clients, step_times, steps_so_far
 from live_server import LONG, Server, temporary
 
+from meta500.metrics import RunFolder
 from meta500.metrics.machine import environment
 
 # -- uploads ------------------------------------------------------------------------------------------
@@ -131,12 +133,20 @@ def restart(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             assert run["state"] == "running" and psutil.pid_exists(process), run
             time.sleep(1.5)
             steps.append(steps_so_far(folder / job) - begin)
-        live.client.post(f"/api/runs/{job}/stop")
-        run = live.wait(job, "stopped", "interrupted", "failed", "finished")
+        # As a crash of the machine: the server and the run are killed.
+        live.kill()
+        os.killpg(process, signal.SIGKILL)
+        live = stack.enter_context(Server(folder))
+        run = live.client.get(f"/api/runs/{job}").json()
         times = step_times(folder / job)
+        problems = RunFolder.open(folder / job).problems
     print(
         f"{options.kills} kills: the run went on each time by {min(steps):.0f} steps or more; found again "
-        f"after {float(np.median(gaps)):.2f} s (median); at the end {run['state']} with {len(times)} steps"
+        f"after {float(np.median(gaps)):.2f} s (median)"
+    )
+    print(
+        f"the run killed too: {run['state']} ({run['message']}), its folder has {len(times)} steps"
+        f"{''.join('; ' + problem for problem in problems)}"
     )
     return {
         "kills": options.kills,

@@ -171,7 +171,7 @@ def boxes(store: Store, found: Sequence[Bar], *, quantity: str, unit: str) -> Sp
                 "showlegend": False,
                 "x": store.add(samples),
                 "y": store.add(across),
-                "marker": {"color": color, "size": 4, "opacity": 0.6},
+                "marker": {"color": color, "size": 7, "opacity": 0.75},
                 "hovertemplate": "%{x:.4g} " + text(unit if unit != "1" else ""),
             }
         )
