@@ -307,7 +307,7 @@ class RunFolder:
             UserError: the file cannot be written.
         """
         target = self.path / "rows.jsonl" if path is None else Path(path)
-        _replace_file(target, "".join(map(to_json_line, self.rows)))
+        replace_file(target, "".join(map(to_json_line, self.rows)))
         return target
 
     def __enter__(self) -> RunFolder:
@@ -352,7 +352,7 @@ class RunFolder:
             raise
 
     def _save(self) -> None:
-        _replace_file(self.path / "run.json", json.dumps(self.info, indent=2, default=str) + "\n")
+        replace_file(self.path / "run.json", json.dumps(self.info, indent=2, default=str) + "\n")
 
 
 def note_end(path: str | Path, status: str, message: str) -> bool:
@@ -368,21 +368,22 @@ def note_end(path: str | Path, status: str, message: str) -> bool:
         return False
     finished = datetime.now(UTC).isoformat(timespec="seconds")
     info |= {"status": status, "message": message, "finished": finished}
-    _replace_file(Path(path) / "run.json", json.dumps(info, indent=2, default=str) + "\n")
+    replace_file(Path(path) / "run.json", json.dumps(info, indent=2, default=str) + "\n")
     return True
 
 
-def _replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash, sees either the old or the new content.
 
     Raises:
         UserError: it cannot be written; the old content stays.
     """
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
-            with open(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-                file.write(text)
+            with open(temporary, "wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

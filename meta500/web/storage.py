@@ -9,7 +9,6 @@ RUNS/.serve/lock          held while a server uses the folder
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from meta500.errors import UserError
-from meta500.metrics.run import explained
+from meta500.metrics.run import explained, replace_file
 from meta500.web.refusals import Refusal
 
 JOB = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}", re.ASCII)
@@ -126,20 +125,7 @@ def write_json(path: Path, content: Any) -> None:
     Raises:
         UserError: it cannot be written; the old content stays.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise explained(path, error) from error
+    replace_file(path, json.dumps(content, indent=1) + "\n")
 
 
 def _matched(pattern: re.Pattern[str], text: str) -> str:

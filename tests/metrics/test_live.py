@@ -260,18 +260,24 @@ def test_asking_whether_a_run_is_written_does_not_keep_it_from_being_written(tmp
     freed.join()
 
 
+class Looked(ProgressFile):
+    """Keeps what it wrote."""
+
+    def __init__(self):
+        self.seen = []
+
+    def _write(self, state):
+        super()._write(state)
+        self.seen.append(Progress.read(state.folder.path / "progress.json"))
+
+
 def test_the_progress_file_says_where_the_run_is(ticker_runner, tmp_path):
     run = RunFolder.create(tmp_path / "run", environment=ENVIRONMENT)
-    seen = []
-
-    class Look(ProgressFile):
-        def _write(self, state):
-            super()._write(state)
-            seen.append(Progress.read(run.path / "progress.json"))
-
-    made = ticker_runner(RowsTicker(run), Look(), test=11, folder=run)
+    looked = Looked()
+    made = ticker_runner(RowsTicker(run), looked, test=11, folder=run)
     summary = made.run(2)
     run.finish()
+    seen = looked.seen
     phases = [progress.phase for progress in seen]
     assert phases[0] == "starting"
     assert phases[-1] == "over"
@@ -294,19 +300,12 @@ def test_the_progress_file_says_where_the_run_is(ticker_runner, tmp_path):
 
 def test_limits_bound_what_remains(ticker_runner, tmp_path):
     run = RunFolder.create(tmp_path / "run", environment=ENVIRONMENT)
-    seen = []
-
-    class Look(ProgressFile):
-        def _write(self, state):
-            super()._write(state)
-            seen.append(Progress.read(run.path / "progress.json"))
-
     limits = [TimeLimit(1000.0), AccuracyLimit(1.0)]
-    ticker_runner(Look(), *limits, test=11, folder=run).run(2)
-    assert all(progress.may_stop for progress in seen)
-    longest = TimeLimit(1e-9)
-    ticker_runner(Look(), longest, folder=run).run(1000)
-    last = seen[-1]
+    looked = Looked()
+    ticker_runner(looked, *limits, test=11, folder=run).run(2)
+    assert all(progress.may_stop for progress in looked.seen)
+    ticker_runner(looked, TimeLimit(1e-9), folder=run).run(1000)
+    last = looked.seen[-1]
     assert not last.may_stop
     assert last.done == 1.0
     assert last.remaining in (None, 0.0)

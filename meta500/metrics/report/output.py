@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from meta500.errors import UserError
+from meta500.metrics.run import replace_file
 
 MANIFEST = "report.json"
 FORMAT = "meta500 report"
@@ -65,7 +65,7 @@ class Output:
         self.check([name])
         path = self.folder / name
         data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-        self._replace(path, data)
+        replace_file(path, data)
         self.written.append(path)
         self._sums[name] = hashlib.sha256(data).hexdigest()
         self._list()
@@ -104,17 +104,7 @@ class Output:
 
     def _list(self) -> None:
         listed = {"format": FORMAT, "files": dict(sorted(self._sums.items()))}
-        self._replace(self.folder / MANIFEST, (json.dumps(listed, indent=1) + "\n").encode())
-
-    def _replace(self, path: Path, data: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_bytes(data)
-            os.replace(temporary, path)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+        replace_file(self.folder / MANIFEST, (json.dumps(listed, indent=1) + "\n").encode())
 
     def _read(self) -> dict[str, str]:
         path = self.folder / MANIFEST

@@ -18,6 +18,7 @@ from typing import Any
 from meta500.errors import UserError
 from meta500.metrics.plots.style import save
 from meta500.metrics.report.parts import Figure, Section
+from meta500.metrics.run import replace_file
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SOFTWARE = ("meta500", "torch", "numpy", "onnx", "onnxruntime")
@@ -63,8 +64,6 @@ def write_page(
         UserError: the page cannot be written, or two figures have the same name. A figure that cannot be
             drawn or written is named on the page with the reason.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     images: dict[str, str] = {}
     missing: dict[str, str] = {}
     written: list[Path] = []
@@ -77,13 +76,7 @@ def write_page(
         except UserError as problem:
             # The rows of a run that was stopped may not suffice for one figure; the others shall be seen.
             missing[figure.name] = str(problem)
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates()
     kinds = {"Paragraph": "paragraph", "Table": "table", "Figure": "figure", "Findings": "findings"}
     text = environment.get_template("page.html").render(
         heading=heading,
@@ -101,8 +94,21 @@ def write_page(
         files=files,
         style=(_TEMPLATES / "page.css").read_text(encoding="utf-8"),
     )
-    _write(path, text)
+    replace_file(path, text)
     return written
+
+
+def templates() -> Any:
+    """Jinja2's environment of the pages: all text is escaped, an unknown name is an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def facts_of(info: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -147,14 +153,3 @@ def _drawn(figure: Figure, plots: Path) -> tuple[str, list[Path]]:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
     return f"data:image/svg+xml;base64,{data}", paths[:2]
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -22,6 +22,7 @@ from typing import Any
 from meta500.errors import UserError
 from meta500.metrics.report.environments import Environments
 from meta500.metrics.report.interactive import Spec, Store
+from meta500.metrics.report.page import templates
 from meta500.metrics.report.page_figure import PageFigure
 from meta500.metrics.report.sources import Source
 from meta500.metrics.report.tables import DataTable
@@ -80,8 +81,6 @@ def page_text(page: RunPage) -> str:
     Raises:
         UserError: plotly is needed and not installed.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     specs = {shown.figure.name: shown.spec for shown in page.figures if shown.spec is not None}
     data = {
         "arrays": page.store.arrays,
@@ -92,13 +91,7 @@ def page_text(page: RunPage) -> str:
         (_TEMPLATES / "run_page.js").read_text(encoding="utf-8"),
         *([plotly_script()] if specs else []),
     ]
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates()
     environment.filters["sorting_value"] = sorting_value
     sections: dict[str, list[Shown]] = {}
     for shown in page.figures:
