@@ -39,6 +39,7 @@ VECTOR_FLAGS = (
 # Different in any two runs, or unable to change a timing.
 VOLATILE = ("memory.available_bytes", "git.dirty")
 LOAD_DIFFERENCE = 0.5
+LOAD = "load.1min"
 
 ROOT = Path("/")
 
@@ -82,7 +83,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, A
     the other. The load counts if its averages of one minute are more than half a core apart; free
     memory and uncommitted changes do not count.
     """
-    first, second = dict(_flat(a)), dict(_flat(b))
+    first, second = dict(flat(a)), dict(flat(b))
     keys = list(first) + [key for key in second if key not in first]
     found = [
         (key, first.get(key), second.get(key))
@@ -93,17 +94,18 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, A
     if all(isinstance(load, list) and load for load in loads):
         one, other = (float(load[0]) for load in loads)  # type: ignore[index]
         if abs(one - other) > LOAD_DIFFERENCE:
-            found.append(("load.1min", one, other))
+            found.append((LOAD, one, other))
     return found
 
 
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Pairs of a dotted key such as "cpu.model" and its value; the load and what is absent are left out."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from _flat(entry, f"{prefix}.{key}" if prefix else str(key))
+            yield from flat(entry, f"{prefix}.{key}" if prefix else str(key))
     elif isinstance(value, list) and any(isinstance(entry, Mapping) for entry in value):
         for index, entry in enumerate(value):
-            yield from _flat(entry, f"{prefix}[{index}]")
+            yield from flat(entry, f"{prefix}[{index}]")
     elif value is not None and value != [] and prefix != "load":
         yield prefix, value
 

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from meta500.errors import UserError
+from meta500.metrics import RunFolder
 from meta500.metrics.report.environments import environments_of
 from meta500.metrics.report.output import MANIFEST, Output
 from meta500.metrics.report.reports import (
@@ -165,6 +166,23 @@ def test_differences_between_machines_come_first(tmp_path):
     assert [value.split(",")[0] for value in found.main[0].values] == ["Fast CPU", "Slow CPU"]
     assert not found.main[1].differs and found.details[0].name == "cpu.model"
     assert found.differences == ("Processor", "cpu.model")
+
+
+def test_what_differs_is_what_comparisons_say(tmp_path):
+    machine = {"cpu": {"model": "CPU"}, "memory": {"total_bytes": 8, "available_bytes": 4}}
+    environments = [
+        {**machine, "git": {"commit": "a", "dirty": False}, "load": [0.1, 0.1, 0.1]},
+        {**machine, "git": {"commit": "a", "dirty": True}, "load": [0.3, 0.1, 0.1]},
+        {**machine, "memory": {"total_bytes": 8, "available_bytes": 1}, "load": [1.5, 0.1, 0.1]},
+    ]
+    paths = []
+    for place, environment in enumerate(environments):
+        with RunFolder.create(tmp_path / str(place), environment=environment, command=["meta500"]) as run:
+            paths.append(str(run.path))
+    assert environments_of(read_sources(paths[:2])).differences == ()
+    found = environments_of(read_sources(paths))
+    assert set(found.differences) == {"git.commit", "load"}
+    assert {f.name: f.values for f in found.details}["git.dirty"] == ("no", "yes", "unknown")
 
 
 def test_a_command_of_the_wrong_kind_is_no_command(tmp_path):

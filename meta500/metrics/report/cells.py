@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from meta500.errors import UserError
+from meta500.metrics.report.parts import check_cells
 
 # Digits of a number without an interval, and the most of one with a narrow interval.
 PLAIN_DIGITS, MOST_DIGITS = 4, 7
@@ -85,11 +85,7 @@ class DataTable:
     note: str = ""
 
     def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise UserError(
-                    f"table '{self.title}': a row has {len(row)} cells, there are {len(self.columns)} columns"
-                )
+        check_cells(self.title, self.columns, self.rows)
 
 
 def unit_for(unit: str, values: Iterable[float | None]) -> tuple[float, str]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from meta500.metrics.machine import LOAD, differences, flat
 from meta500.metrics.report.page import facts_of
 from meta500.metrics.report.sources import Source
 
 UNKNOWN = "unknown"
-# What is different at any two moments on the same machine.
-FLEETING = ("load", "memory.available_bytes")
 # Facts of a run, not of its environment; they stand in the table of the runs.
 OF_THE_RUN = ("Command", "Run", "Started", "Finished", "Continued")
 
@@ -51,33 +50,35 @@ def environments_of(sources: Sequence[Source]) -> Environments:
     """The environments of the sources that have one."""
     known = [s for s in sources if s.info and s.info.get("environment")]
     main = [{name: value for name, value in facts_of(s.info or {}) if name not in OF_THE_RUN} for s in known]
-    details = [dict(_flat((s.info or {})["environment"])) for s in known]
+    environments = [(s.info or {})["environment"] for s in known]
+    details = [_details(environment) for environment in environments]
+    # The same rule as that of comparisons.
+    differing = {key for other in environments[1:] for key, _, _ in differences(environments[0], other)}
     return Environments(
         tuple(s.name for s in known),
         tuple(s.name for s in sources if s not in known),
         _facts(main),
-        _facts(details),
+        _facts(details, {"load" if key == LOAD else key for key in differing}),
     )
 
 
-def _facts(entries: Sequence[Mapping[str, str]]) -> tuple[Fact, ...]:
+def _facts(entries: Sequence[Mapping[str, str]], differing: Set[str] | None = None) -> tuple[Fact, ...]:
+    """Facts by name; those in ``differing`` differ, by default those whose words do."""
     facts = []
     for name in dict.fromkeys(name for entry in entries for name in entry):
         values = tuple(entry.get(name, UNKNOWN) for entry in entries)
-        facts.append(Fact(name, values, len(set(values)) > 1 and name not in FLEETING))
+        differs = len(set(values)) > 1 if differing is None else name in differing
+        facts.append(Fact(name, values, differs))
     return tuple(sorted(facts, key=lambda fact: not fact.differs))
 
 
-def _flat(entry: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Pairs of a name such as "cpu.model" and its value in words; what is absent is left out."""
-    if isinstance(entry, Mapping):
-        for key, value in entry.items():
-            yield from _flat(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(entry, list) and any(isinstance(item, Mapping) for item in entry):
-        for place, item in enumerate(entry, start=1):
-            yield from _flat(item, f"{name} {place}")
-    elif isinstance(entry, list):
-        if entry:
-            yield name, ", ".join(map(str, entry))
-    elif entry not in (None, ""):
-        yield name, "yes" if entry is True else "no" if entry is False else str(entry)
+def _details(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Everything in an environment, in words."""
+    load = environment.get("load")
+    return {name: _words(value) for name, value in (*flat(environment), *([("load", load)] if load else []))}
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "yes" if value is True else "no" if value is False else str(value)

@@ -42,11 +42,18 @@ class Table:
     note: str = ""
 
     def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise UserError(
-                    f"table '{self.title}': a row has {len(row)} cells, there are {len(self.columns)} columns"
-                )
+        check_cells(self.title, self.columns, self.rows)
+
+
+def check_cells(title: str, columns: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
+    """Refuse a table with a row that has another number of cells than there are columns.
+
+    Raises:
+        UserError: see above.
+    """
+    for row in rows:
+        if len(row) != len(columns):
+            raise UserError(f"table '{title}': a row has {len(row)} cells, there are {len(columns)} columns")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from meta500.metrics.events import RunState
+from meta500.metrics.events import RunState, Ticker
 from meta500.metrics.tickers.limits import ScoreLimit, TimeLimit
 
 RECENT = 200
@@ -111,6 +111,30 @@ class Pace:
         self._mark_ns = now
         self.done += 1
         return now
+
+
+class PaceTicker(Ticker):
+    """A ticker that follows the batches of both sets; subclasses say what they do with them."""
+
+    root_only = True
+
+    def begin(self, state: RunState, phase: str) -> None:
+        """A set begins; ``phase`` is "training" or "testing"."""
+
+    def advance(self, state: RunState, test: bool) -> None:
+        """One more batch is done."""
+
+    def before_training_set(self, state: RunState) -> None:
+        self.begin(state, "training")
+
+    def before_test_set(self, state: RunState) -> None:
+        self.begin(state, "testing")
+
+    def after_optimizer_step(self, state: RunState) -> None:
+        self.advance(state, test=False)
+
+    def after_inference_step(self, state: RunState) -> None:
+        self.advance(state, test=True)
 
 
 def left_words(seconds: float | None, complete: bool, may_stop: bool) -> str:

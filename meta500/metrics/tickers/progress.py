@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from meta500.metrics.events import RunState, Ticker
-from meta500.metrics.tickers.pace import Pace, duration, left_words
+from meta500.metrics.events import RunState
+from meta500.metrics.tickers.pace import Pace, PaceTicker, duration, left_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 REFRESH_NS = 100_000_000
 
 
-class ProgressTicker(Ticker):
+class ProgressTicker(PaceTicker):
     """Progress bar (rich) with loss, accuracy and remaining time, and one line per epoch.
 
     It draws from inside its events, at most ten times per second and without a thread of its own,
@@ -24,8 +24,6 @@ class ProgressTicker(Ticker):
     Args:
         console: None: standard error.
     """
-
-    root_only = True
 
     def __init__(self, console: Console | None = None) -> None:
         self._given = console
@@ -57,18 +55,6 @@ class ProgressTicker(Ticker):
             self._pace.restore(state)
             self._bar.update(self._task, completed=self._pace.done)
 
-    def before_training_set(self, state: RunState) -> None:
-        self._begin(state, "training")
-
-    def before_test_set(self, state: RunState) -> None:
-        self._begin(state, "testing")
-
-    def after_optimizer_step(self, state: RunState) -> None:
-        self._advance(state, test=False)
-
-    def after_inference_step(self, state: RunState) -> None:
-        self._advance(state, test=True)
-
     def after_epoch(self, state: RunState) -> None:
         if self._bar is None:
             return
@@ -87,12 +73,12 @@ class ProgressTicker(Ticker):
             self._bar.stop()
             self._bar = None
 
-    def _begin(self, state: RunState, what: str) -> None:
+    def begin(self, state: RunState, what: str) -> None:
         if self._bar is not None:
             self._bar.update(self._task, description=f"{_epoch(state)} {what}")
             self._pace.begin()
 
-    def _advance(self, state: RunState, test: bool) -> None:
+    def advance(self, state: RunState, test: bool) -> None:
         if self._bar is None:
             return
         now = self._pace.advance(test)

@@ -11,21 +11,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from meta500.metrics.events import RunState, Ticker
+from meta500.metrics.events import RunState
 from meta500.metrics.live import PROGRESS, PROGRESS_VERSION, Progress, plain
-from meta500.metrics.tickers.pace import Pace
+from meta500.metrics.tickers.pace import Pace, PaceTicker
 
 REFRESH_NS = 500_000_000
 
 
-class ProgressFile(Ticker):
+class ProgressFile(PaceTicker):
     """Writes `meta500.metrics.live.Progress` into progress.json of the run folder, at most every half second.
 
     The file is replaced as a whole and not forced to the disk: it tells nothing that rows.csv does not tell a
     second later. For the same reason a file that cannot be written ends no run.
     """
-
-    root_only = True
 
     def before_run(self, state: RunState) -> None:
         self._pace = Pace(state)
@@ -36,18 +34,6 @@ class ProgressFile(Ticker):
     def restore_state(self, saved: Mapping[str, Any], state: RunState) -> None:
         self._pace.restore(state)
 
-    def before_training_set(self, state: RunState) -> None:
-        self._begin(state, "training")
-
-    def before_test_set(self, state: RunState) -> None:
-        self._begin(state, "testing")
-
-    def after_optimizer_step(self, state: RunState) -> None:
-        self._advance(state, test=False)
-
-    def after_inference_step(self, state: RunState) -> None:
-        self._advance(state, test=True)
-
     def after_epoch(self, state: RunState) -> None:
         self._write(state)
 
@@ -55,12 +41,12 @@ class ProgressFile(Ticker):
         self._phase = "over"
         self._write(state)
 
-    def _begin(self, state: RunState, phase: str) -> None:
+    def begin(self, state: RunState, phase: str) -> None:
         self._phase = phase
         self._pace.begin()
         self._write(state)
 
-    def _advance(self, state: RunState, test: bool) -> None:
+    def advance(self, state: RunState, test: bool) -> None:
         if self._pace.advance(test) - self._written_ns >= REFRESH_NS:
             self._write(state)
 
