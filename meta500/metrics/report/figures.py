@@ -135,16 +135,18 @@ def _end_to_end(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
     }
     look: dict[str, Any] = {"quantity": "time of a whole training", "unit": "s", "interval": ""}
     caption = "Where the time of each training went; parts without any time have no bar."
-    yield from _paged(
-        list(parts.values()),
-        "end-to-end",
-        "End to end",
-        END_TO_END,
-        "Time of a whole training",
-        caption,
-        mine,
-        look,
-    )
+    bars = [bar for bar in parts.values() if bar.known and bar.value]
+    if bars:
+        yield PageFigure(
+            "end-to-end",
+            "End to end",
+            END_TO_END,
+            "Time of a whole training",
+            caption,
+            mine,
+            partial(_draw_bars, bars, **look),
+            partial(interactive.bars, found=bars, **look),
+        )
     mine = [r for r in rows if r.quantity == "time_to_accuracy" and r.level >= 2]
     for page in bar_pages(mine):
         title = "Time to the accuracy that was asked for"
@@ -166,23 +168,6 @@ def _repeated(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
         f"{name} run {place}".strip() if name in numbers else name
         for name, place in zip(names, places, strict=True)
     ]
-
-
-def _paged(
-    bars: list[Bar],
-    name: str,
-    kind: str,
-    section: str,
-    title: str,
-    caption: str,
-    rows: Sequence[Row],
-    look: dict[str, Any],
-) -> Iterator[PageFigure]:
-    """One figure of bars, none without a value that can be drawn."""
-    bars = [bar for bar in bars if bar.known and bar.value]
-    if bars:
-        draw, show = partial(_draw_bars, bars, **look), partial(interactive.bars, found=bars, **look)
-        yield PageFigure(name, kind, section, title, caption, rows, draw, show)
 
 
 def _bars(rows: Sequence[Row], left_out: LeftOut) -> Iterator[PageFigure]:
